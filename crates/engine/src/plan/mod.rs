@@ -17,9 +17,12 @@ pub enum Lifetime {
 pub struct GroupPlan {
     /// Shared by all layers of the group.
     pub lifetime: Lifetime,
+    /// Tokens that one row stands for: 1, except in groups of compressed vectors. A page holds
+    /// `page_size` rows.
+    pub tokens_per_row: usize,
     /// Model layer indices, ascending.
     pub layers: Vec<usize>,
-    /// Sum over the group's layers.
+    /// Sum over the slabs of the group: its layers' keys and values, and what they keep beside them.
     pub page_bytes: usize,
     /// Pages of the pool.
     pub num_pages: usize,
@@ -36,6 +39,8 @@ pub enum FormatReason {
     SkipList,
     /// The key bias of the layer would eat the code range.
     KeyBias,
+    /// A windowed layer, and the skip list says `sliding_window`.
+    Window,
     /// TurboQuant rows do not apply to a latent.
     Latent,
 }
@@ -49,29 +54,55 @@ pub struct PagedPlan {
     pub format: RowFormat,
     /// Why.
     pub reason: FormatReason,
-    /// Heads that are stored.
+    /// Heads that a rank stores; 1 for a latent.
     pub num_kv_heads: usize,
-    /// Width of a key.
+    /// Width of a key, or of the latent.
     pub key_head_dim: usize,
-    /// Width of a value.
+    /// Width of a value; 0 for a latent, which is key and value at once.
     pub value_head_dim: usize,
     /// This layer's bytes per page.
     pub page_bytes: usize,
 }
 
+/// What a layer keeps in pages beside its keys and values, always in the model's dtype.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SideKind {
+    /// Keys of the sparse-attention indexer, one per token.
+    IndexerKeys,
+    /// Compressed keys/values of DeepSeek-V4.
+    CompressedKv,
+    /// Indexer keys of the compressed vectors.
+    CompressedIndexerKeys,
+}
+
+/// Further pages of one layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SidePlan {
+    /// What they hold.
+    pub kind: SideKind,
+    /// Index into [`Plan::groups`].
+    pub group: usize,
+    /// Elements of a row.
+    pub width: usize,
+    /// Bytes per page.
+    pub page_bytes: usize,
+}
+
 /// What one layer holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LayerPlan {
     /// Keys and values.
     pub paged: Option<PagedPlan>,
+    /// Slabs beside them; empty in most models.
+    pub side: Vec<SidePlan>,
     /// Bytes of recurrent state per sequence.
     pub state_bytes: usize,
     /// Layer whose pages this one reads.
     pub owner: Option<usize>,
 }
 
-/// The cache, byte for byte.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The cache of one rank, byte for byte.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
     /// Tokens of a page.
     pub page_size: usize,
@@ -79,6 +110,12 @@ pub struct Plan {
     pub layers: Vec<LayerPlan>,
     /// Page groups.
     pub groups: Vec<GroupPlan>,
-    /// Recurrent states of the pool (one per running sequence).
+    /// Recurrent states of the pool (one per running sequence); 0 where no layer has one.
     pub num_states: usize,
+    /// Longest sequence that is admitted.
+    pub max_model_len: usize,
+    /// Sequences that run at once.
+    pub max_num_seqs: usize,
+    /// What a reader should know, in sentences.
+    pub notices: Vec<String>,
 }
