@@ -8,7 +8,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, LazyLock, Mutex, PoisonError},
 };
 
 const ROUNDS: usize = 200;
@@ -34,9 +34,9 @@ impl Codebook {
     /// assert_eq!(codebook.midpoints()[7], 0.0);
     /// ```
     pub fn shared(head_dim: usize, bits: u8) -> Arc<Codebook> {
-        static CACHE: OnceLock<Mutex<HashMap<(usize, u8), Arc<Codebook>>>> = OnceLock::new();
-        let cache = CACHE.get_or_init(Mutex::default);
-        let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+        type Cache = HashMap<(usize, u8), Arc<Codebook>>;
+        static CACHE: LazyLock<Mutex<Cache>> = LazyLock::new(Mutex::default);
+        let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
         cache.entry((head_dim, bits)).or_insert_with(|| Arc::new(Codebook::compute(head_dim, bits))).clone()
     }
 

@@ -14,7 +14,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, LazyLock, Mutex, PoisonError},
 };
 
 use crate::layout::MAX_HEAD_DIM;
@@ -92,9 +92,8 @@ impl Rotation {
     /// # Panics
     /// If `width` is 0 or above the largest head_dim.
     pub fn shared(width: usize) -> Arc<Rotation> {
-        static CACHE: OnceLock<Mutex<HashMap<usize, Arc<Rotation>>>> = OnceLock::new();
-        let cache = CACHE.get_or_init(Mutex::default);
-        let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+        static CACHE: LazyLock<Mutex<HashMap<usize, Arc<Rotation>>>> = LazyLock::new(Mutex::default);
+        let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
         cache.entry(width).or_insert_with(|| Arc::new(Rotation::build(width))).clone()
     }
 
