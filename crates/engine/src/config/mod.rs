@@ -39,6 +39,8 @@ pub struct StateSpec {
 /// per `ratio` tokens kept for good (DeepSeek-V4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CompressedSpec {
+    /// Query heads that read it.
+    pub num_qo_heads: usize,
     /// Elements of a vector, compressed or not.
     pub width: usize,
     /// Tokens whose own vector is kept.
@@ -58,6 +60,8 @@ pub enum CacheSpec {
     Attention(AttentionSpec),
     /// One latent vector per token, shared by all heads (MLA).
     Latent {
+        /// Query heads that read it.
+        num_qo_heads: usize,
         /// Elements of the latent, RoPE part included.
         width: usize,
         /// Elements of the sparse-attention indexer's key per token; 0 where there is none.

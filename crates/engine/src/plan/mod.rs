@@ -1,6 +1,15 @@
 //! `ModelConfig` + limits + memory to [`Plan`]: which layer stores what, in how many pages.
 
+mod build;
+mod formats;
+mod options;
+mod rank;
+mod split;
+
 use turboquant::format::RowFormat;
+
+pub use formats::{DEFAULT_BOUNDARY_LAYERS, key_bias_limit};
+pub use options::{BadSkipLayer, Budget, PlanError, PlanOptions, SkipLayers};
 
 /// How long the tokens of a page group live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
