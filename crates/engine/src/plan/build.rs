@@ -31,7 +31,8 @@ impl Plan {
             pages.add_layer(index, &spec, chosen.layers[index])?;
         }
         let Pages { layers, mut groups, .. } = pages;
-        let state_bytes = layers.iter().try_fold(0u64, |sum, layer| sum.checked_add(layer.state_bytes as u64));
+        let state_bytes =
+            layers.iter().try_fold(0u64, |sum, layer| sum.checked_add(layer.state_bytes as u64));
         let split = Split {
             groups: &groups,
             page_size: options.page_size,
@@ -156,7 +157,9 @@ impl<'a> Pages<'a> {
                     layer.side.push(self.side(index, kind, *indexer_width, 1)?);
                 }
             }
-            (CacheSpec::Compressed(spec), Some(chosen)) => self.compressed(index, spec, chosen, &mut layer)?,
+            (CacheSpec::Compressed(spec), Some(chosen)) => {
+                self.compressed(index, spec, chosen, &mut layer)?
+            }
             (CacheSpec::Recurrent(state), _) => {
                 layer.state_bytes = sum(state.conv_bytes, state.recurrent_bytes)?;
             }
@@ -183,7 +186,8 @@ impl<'a> Pages<'a> {
         (format, reason): (RowFormat, FormatReason),
     ) -> Result<PagedPlan, PlanError> {
         if spec.num_kv_heads == 0 || spec.window == Some(0) {
-            let problem = format!("{} KV heads and a window of {:?} hold nothing", spec.num_kv_heads, spec.window);
+            let problem =
+                format!("{} KV heads and a window of {:?} hold nothing", spec.num_kv_heads, spec.window);
             return Err(PlanError::Layer { layer, problem });
         }
         let rows = RowLayout::new(format, spec.key_head_dim, spec.value_head_dim).map_err(|error| {

@@ -63,7 +63,7 @@ pub(super) fn choose(config: &ModelConfig, options: &PlanOptions) -> Result<Form
             (auto, FormatReason::Window)
         } else if boundary.contains(&index) {
             (auto, FormatReason::Boundary)
-        } else if bias_limit.is_some_and(|limit| !(bias <= limit)) {
+        } else if bias_limit.is_some_and(|limit| bias > limit || bias.is_nan()) {
             biased.push((index, bias, bias_limit.unwrap_or(0.0)));
             (auto, FormatReason::KeyBias)
         } else {
@@ -119,7 +119,8 @@ fn skip_notices(config: &ModelConfig, options: &PlanOptions) -> Vec<String> {
     let windowed = |spec: &CacheSpec| spec.attention().is_some_and(|attention| attention.window.is_some());
     if options.skip_layers.sliding_window && !config.layers.iter().any(windowed) {
         notices.push(
-            "--kv-cache-dtype-skip-layers sliding_window has no effect: no layer has a sliding window".to_owned(),
+            "--kv-cache-dtype-skip-layers sliding_window has no effect: no layer has a sliding window"
+                .to_owned(),
         );
     }
     notices

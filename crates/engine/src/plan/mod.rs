@@ -128,3 +128,54 @@ pub struct Plan {
     /// What a reader should know, in sentences.
     pub notices: Vec<String>,
 }
+
+/// One contiguous allocation of the cache: pages of one layer, one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slab {
+    /// Model layer.
+    pub layer: usize,
+    /// `None` for keys and values (or the latent), else what is kept beside them.
+    pub side: Option<SideKind>,
+    /// Index into [`Plan::groups`].
+    pub group: usize,
+    /// Bytes of a page.
+    pub page_bytes: usize,
+}
+
+impl Plan {
+    /// Everything that is allocated in pages, in layer order.
+    pub fn slabs(&self) -> impl Iterator<Item = Slab> + '_ {
+        self.layers.iter().enumerate().flat_map(|(index, layer)| {
+            let paged = layer.paged.iter().map(move |paged| Slab {
+                layer: index,
+                side: None,
+                group: paged.group,
+                page_bytes: paged.page_bytes,
+            });
+            paged.chain(layer.side.iter().map(move |side| Slab {
+                layer: index,
+                side: Some(side.kind),
+                group: side.group,
+                page_bytes: side.page_bytes,
+            }))
+        })
+    }
+
+    /// Bytes of all pages.
+    pub fn page_pool_bytes(&self) -> u64 {
+        self.groups.iter().map(|group| group.page_bytes as u64 * group.num_pages as u64).sum()
+    }
+
+    /// Bytes of one sequence's recurrent states.
+    pub fn state_bytes_per_sequence(&self) -> u64 {
+        self.layers.iter().map(|layer| layer.state_bytes as u64).sum()
+    }
+
+    /// Bytes of pages and states: what an allocator of this plan takes.
+    pub fn total_bytes(&self) -> u64 {
+        self.page_pool_bytes() + self.num_states as u64 * self.state_bytes_per_sequence()
+    }
+}
+
+#[cfg(test)]
+mod tests;

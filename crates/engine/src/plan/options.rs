@@ -143,7 +143,9 @@ pub enum PlanError {
         problem: String,
     },
     /// A product left 64 bits.
-    #[error("the cache of this model would take more bytes than 64 bits count; a number in the config is wrong")]
+    #[error(
+        "the cache of this model would take more bytes than 64 bits count; a number in the config is wrong"
+    )]
     TooLarge,
     /// States alone are too much.
     #[error(

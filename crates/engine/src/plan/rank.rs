@@ -14,7 +14,8 @@ pub(super) fn share(spec: &CacheSpec, ranks: usize) -> Result<CacheSpec, String>
             CacheSpec::Hybrid(attention_share(attention, ranks)?, state_share(state, ranks)?)
         }
         CacheSpec::Recurrent(state) => CacheSpec::Recurrent(state_share(state, ranks)?),
-        CacheSpec::Latent { num_qo_heads, .. } | CacheSpec::Compressed(CompressedSpec { num_qo_heads, .. }) => {
+        CacheSpec::Latent { num_qo_heads, .. }
+        | CacheSpec::Compressed(CompressedSpec { num_qo_heads, .. }) => {
             query_heads(*num_qo_heads, ranks)?;
             *spec
         }
@@ -23,19 +24,22 @@ pub(super) fn share(spec: &CacheSpec, ranks: usize) -> Result<CacheSpec, String>
 }
 
 fn query_heads(heads: usize, ranks: usize) -> Result<usize, String> {
-    if heads % ranks == 0 { Ok(heads / ranks) } else { Err(format!("{heads} query heads do not divide by {ranks}")) }
+    if heads.is_multiple_of(ranks) {
+        Ok(heads / ranks)
+    } else {
+        Err(format!("{heads} query heads do not divide by {ranks}"))
+    }
 }
 
 fn attention_share(spec: &AttentionSpec, ranks: usize) -> Result<AttentionSpec, String> {
     let num_qo_heads = query_heads(spec.num_qo_heads, ranks)?;
-    let num_kv_heads = divide_or_replicate(spec.num_kv_heads, ranks).ok_or_else(|| {
-        format!("{} KV heads neither divide by {ranks} nor into it", spec.num_kv_heads)
-    })?;
+    let num_kv_heads = divide_or_replicate(spec.num_kv_heads, ranks)
+        .ok_or_else(|| format!("{} KV heads neither divide by {ranks} nor into it", spec.num_kv_heads))?;
     Ok(AttentionSpec { num_qo_heads, num_kv_heads, ..*spec })
 }
 
 fn state_share(spec: &StateSpec, ranks: usize) -> Result<StateSpec, String> {
-    if spec.num_heads % ranks != 0 {
+    if !spec.num_heads.is_multiple_of(ranks) {
         return Err(format!("{} state heads do not divide by {ranks}", spec.num_heads));
     }
     let num_groups = divide_or_replicate(spec.num_groups, ranks)
@@ -54,9 +58,9 @@ fn state_share(spec: &StateSpec, ranks: usize) -> Result<StateSpec, String> {
 fn divide_or_replicate(count: usize, ranks: usize) -> Option<usize> {
     if count == 0 {
         None
-    } else if count % ranks == 0 {
+    } else if count.is_multiple_of(ranks) {
         Some(count / ranks)
-    } else if ranks % count == 0 {
+    } else if ranks.is_multiple_of(count) {
         Some(1)
     } else {
         None

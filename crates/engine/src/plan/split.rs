@@ -92,7 +92,10 @@ impl Split<'_> {
             return Ok(());
         }
         // Sequences that fit with one page each, roughly: every group's page counted once a sequence.
-        let one = self.groups.iter().fold(self.state_bytes, |sum, group| sum.saturating_add(group.page_bytes as u64));
+        let one = self
+            .groups
+            .iter()
+            .fold(self.state_bytes, |sum, group| sum.saturating_add(group.page_bytes as u64));
         Err(PlanError::States { seqs, needed, available, fit: available / one.max(1) })
     }
 }
