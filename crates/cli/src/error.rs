@@ -1,0 +1,40 @@
+//! Errors of the command line: which exit code, and one sentence on stderr.
+
+use std::{fmt, io};
+
+/// The command was called wrongly: exit code 2.
+#[derive(Debug)]
+pub(crate) struct WrongUse(String);
+
+impl fmt::Display for WrongUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for WrongUse {}
+
+/// An error for a wrong argument; `message` says what is wrong and what would be right.
+pub(crate) fn wrong_use(message: impl Into<String>) -> anyhow::Error {
+    WrongUse(message.into()).into()
+}
+
+/// Exit code of a failed command: 2 for wrong use, 1 for failure. A reader that went away
+/// (`turboquant ... | head`) is no failure.
+pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
+    if is_broken_pipe(error) {
+        0
+    } else if error.is::<WrongUse>() {
+        2
+    } else {
+        1
+    }
+}
+
+/// Whether the reader of our output has gone away.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}
