@@ -81,7 +81,8 @@ pub struct Rotation {
     construction: Construction,
     /// Order of the Sylvester part: butterflies run over consecutive pieces of this length.
     sylvester: usize,
-    /// Sign bits of the Paley part, `[order, order]`: 0 or `1 << 31`. Empty without one.
+    /// Sign bits of the Paley part, `[order, order]`: 0 or `1 << 31`; then eight zeros, so that a
+    /// vector can be loaded from any entry on. Empty without one.
     paley: Vec<u32>,
     scale: f32,
 }
@@ -103,7 +104,9 @@ impl Rotation {
         let (sylvester, paley, row_norm) = match construction {
             Construction::Sylvester => (width, Vec::new(), width),
             Construction::Paley { order, field, kind, sylvester } => {
-                (sylvester, paley_signs(order, field, kind), width)
+                let mut signs = paley_signs(order, field, kind);
+                signs.extend([0; 8]);
+                (sylvester, signs, width)
             }
             Construction::Blocks { order } => (order, Vec::new(), order),
         };
@@ -134,9 +137,14 @@ impl Rotation {
     /// The Paley part, `[order, order]`, as sign bits of f32 (0 or `1 << 31`); None without one.
     pub fn paley(&self) -> Option<(usize, &[u32])> {
         match self.construction {
-            Construction::Paley { order, .. } => Some((order, &self.paley)),
+            Construction::Paley { order, .. } => Some((order, &self.paley[..order * order])),
             _ => None,
         }
+    }
+
+    /// [`Rotation::paley`] with eight zeros behind it; empty without a Paley part.
+    pub(crate) fn padded_paley(&self) -> &[u32] {
+        &self.paley
     }
 
     /// Sign of `H[i][j]`: 1, -1, or 0 outside the blocks.

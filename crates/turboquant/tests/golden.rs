@@ -1,5 +1,7 @@
 //! Slots against the bytes that vLLM's own kernels wrote (testdata/README.md).
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use half::bf16;
 use safetensors::SafeTensors;
 use turboquant::{

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::{Isa, scalar};
+use super::Isa;
 
 mod sealed {
     pub trait Sealed {}
@@ -24,8 +24,8 @@ impl Element for f32 {
     fn widen(self) -> f32 {
         self
     }
-    fn widen_slice(_isa: Isa, src: &[f32], dst: &mut [f32]) -> u64 {
-        scalar::widen(src, dst)
+    fn widen_slice(isa: Isa, src: &[f32], dst: &mut [f32]) -> u64 {
+        isa.widen_f32(src, dst)
     }
 }
 
@@ -33,8 +33,8 @@ impl Element for f16 {
     fn widen(self) -> f32 {
         self.to_f32()
     }
-    fn widen_slice(_isa: Isa, src: &[f16], dst: &mut [f32]) -> u64 {
-        scalar::widen(src, dst)
+    fn widen_slice(isa: Isa, src: &[f16], dst: &mut [f32]) -> u64 {
+        isa.widen_f16(src, dst)
     }
 }
 
@@ -42,7 +42,7 @@ impl Element for bf16 {
     fn widen(self) -> f32 {
         self.to_f32()
     }
-    fn widen_slice(_isa: Isa, src: &[bf16], dst: &mut [f32]) -> u64 {
-        scalar::widen(src, dst)
+    fn widen_slice(isa: Isa, src: &[bf16], dst: &mut [f32]) -> u64 {
+        isa.widen_bf16(src, dst)
     }
 }

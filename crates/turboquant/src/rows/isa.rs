@@ -1,7 +1,13 @@
 //! Which instructions the row kernels use.
 
+#![expect(unsafe_code, reason = "the one place that calls functions compiled for AVX2")]
+
 use std::sync::OnceLock;
 
+use half::{bf16, f16};
+
+#[cfg(target_arch = "x86_64")]
+use super::avx2;
 use super::scalar;
 use crate::{codebook::Codebook, hadamard::Rotation};
 
@@ -59,7 +65,11 @@ macro_rules! kernels {
         impl Isa {
             $(pub(super) fn $name(self, $($arg: $type),*) $(-> $out)? {
                 match self {
-                    Isa::Scalar | Isa::Avx2(_) => scalar::$name($($arg),*),
+                    #[cfg(target_arch = "x86_64")]
+                    // SAFETY: an `Avx2` exists only where `detect` found the features that every
+                    // function of the module enables.
+                    Isa::Avx2(_) => unsafe { avx2::$name($($arg),*) },
+                    _ => scalar::$name($($arg),*),
                 }
             })*
         }
@@ -67,6 +77,9 @@ macro_rules! kernels {
 }
 
 kernels! {
+    fn widen_f32(src: &[f32], dst: &mut [f32]) -> u64;
+    fn widen_f16(src: &[f16], dst: &mut [f32]) -> u64;
+    fn widen_bf16(src: &[bf16], dst: &mut [f32]) -> u64;
     fn rotate(rotation: &Rotation, x: &mut [f32]);
     fn lloyd_max_codes(rotation: &Rotation, codebook: &Codebook, x: &mut [f32], codes: &mut [u8]) -> f32;
     fn centroid_values(codebook: &Codebook, codes: &[u8], factor: f32, out: &mut [f32]);

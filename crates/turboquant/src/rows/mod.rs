@@ -25,6 +25,8 @@
 //! A non-finite row stays visible (whoever attends to it gets NaN) and stays in its own token's
 //! bytes.
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
 mod element;
 mod isa;
 mod report;
@@ -254,7 +256,7 @@ impl RowCodec {
     /// for LloydMax keys (vLLM's norm correction), 1 for the others.
     ///
     /// # Panics
-    /// If `codes` is not `[key_codes_len]`, or a code is not below `2^bits`.
+    /// If `codes` is not `[key_codes_len]`.
     pub fn key_factor(&self, isa: Isa, codes: &[u8], meta: KeyMeta) -> f32 {
         assert_eq!(codes.len(), self.key_codes_len(), "bytes of key codes");
         match self.codebook() {
@@ -270,7 +272,7 @@ impl RowCodec {
     /// basis: rotated for LloydMax keys.
     ///
     /// # Panics
-    /// If a length is wrong, or a code is not below `2^bits`.
+    /// If a length is wrong.
     pub fn key_from_codes(&self, isa: Isa, codes: &[u8], meta: KeyMeta, out: &mut [f32]) {
         assert_eq!(codes.len(), self.key_codes_len(), "bytes of key codes");
         assert_eq!(out.len(), self.key_head_dim(), "elements of a key");

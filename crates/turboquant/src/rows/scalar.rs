@@ -2,10 +2,25 @@
 //! not depend on the instruction set: sums over a row run in 8 lanes (element i in lane i % 8),
 //! which [`reduce`] adds up as a fixed tree; no multiplication is fused with an addition.
 
+use half::{bf16, f16};
+
 use super::Element;
 use crate::{codebook::Codebook, fp8, hadamard::Rotation, layout::MAX_HEAD_DIM};
 
-pub(super) fn widen<T: Element>(src: &[T], dst: &mut [f32]) -> u64 {
+pub(super) fn widen_f32(src: &[f32], dst: &mut [f32]) -> u64 {
+    widen(src, dst)
+}
+
+pub(super) fn widen_f16(src: &[f16], dst: &mut [f32]) -> u64 {
+    widen(src, dst)
+}
+
+pub(super) fn widen_bf16(src: &[bf16], dst: &mut [f32]) -> u64 {
+    widen(src, dst)
+}
+
+/// Exact; returns how many elements are not finite.
+fn widen<T: Element>(src: &[T], dst: &mut [f32]) -> u64 {
     let mut non_finite = 0;
     for (to, from) in dst.iter_mut().zip(src) {
         *to = from.widen();
@@ -117,10 +132,16 @@ pub(super) fn lloyd_max_codes(
     norm / scale
 }
 
+/// Bits above the codebook's do not count.
+fn centroid(codebook: &Codebook, code: u8) -> f32 {
+    let centroids = codebook.centroids();
+    centroids[usize::from(code) & (centroids.len() - 1)]
+}
+
 /// Lloyd-Max centroids of codes, times `factor`.
 pub(super) fn centroid_values(codebook: &Codebook, codes: &[u8], factor: f32, out: &mut [f32]) {
     for (x, code) in out.iter_mut().zip(codes) {
-        *x = codebook.centroids()[usize::from(*code)] * factor;
+        *x = centroid(codebook, *code) * factor;
     }
 }
 
@@ -129,7 +150,7 @@ pub(super) fn centroid_squares(codebook: &Codebook, codes: &[u8]) -> f32 {
     let mut lanes = [0.0; 8];
     for eight in codes.chunks_exact(8) {
         for (lane, code) in lanes.iter_mut().zip(eight) {
-            let c = codebook.centroids()[usize::from(*code)];
+            let c = centroid(codebook, *code);
             *lane += c * c;
         }
     }
