@@ -20,13 +20,14 @@ const CONVERGED: f64 = 1e-10;
 pub struct Codebook {
     centroids: Vec<f32>,
     midpoints: Vec<f32>,
+    halvings: Vec<[f32; 8]>,
 }
 
 impl Codebook {
     /// The codebook for unit vectors of `head_dim` elements; computed once per process.
     ///
     /// # Panics
-    /// If `head_dim` is 0 or `bits` is not in 1..=8.
+    /// If `head_dim` is 0 or `bits` is not in 1..=4.
     ///
     /// ```
     /// let codebook = turboquant::codebook::Codebook::shared(128, 4);
@@ -42,13 +43,14 @@ impl Codebook {
 
     fn compute(head_dim: usize, bits: u8) -> Codebook {
         assert!(
-            head_dim > 0 && (1..=8).contains(&bits),
+            head_dim > 0 && (1..=4).contains(&bits),
             "no codebook for {head_dim} elements of {bits} bits"
         );
         let centroids: Vec<f32> = lloyd_max(head_dim, bits).into_iter().map(|c| c as f32).collect();
         // In f32 on purpose: the sum of a symmetric pair is then exactly 0.
-        let midpoints = centroids.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0).collect();
-        Codebook { centroids, midpoints }
+        let midpoints: Vec<f32> = centroids.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0).collect();
+        let halvings = (0..bits).map(|round| halving(&midpoints, 1 << (bits - 1 - round))).collect();
+        Codebook { centroids, midpoints, halvings }
     }
 
     /// `2^bits` values, ascending.
@@ -60,6 +62,22 @@ impl Codebook {
     pub fn midpoints(&self) -> &[f32] {
         &self.midpoints
     }
+
+    /// The midpoints as a search by halving meets them: entry `[round][code so far]` decides the
+    /// next bit, highest first.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn halvings(&self) -> &[[f32; 8]] {
+        &self.halvings
+    }
+}
+
+/// The midpoints that a search by halving meets when `step` codes are left on either side, ascending.
+fn halving(midpoints: &[f32], step: usize) -> [f32; 8] {
+    let mut table = [f32::INFINITY; 8];
+    for (at, midpoint) in table.iter_mut().zip(midpoints[step - 1..].iter().step_by(2 * step)) {
+        *at = *midpoint;
+    }
+    table
 }
 
 fn lloyd_max(head_dim: usize, bits: u8) -> Vec<f64> {

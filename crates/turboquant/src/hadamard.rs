@@ -6,6 +6,25 @@
 //! | `m * 2^b * 2^a`, m odd, `m * 2^b` the smallest Paley order of that shape dividing it | `P (x) S(2^a)`, P Paley's matrix of order `m * 2^b`, over sqrt(width) |
 //! | no Paley order divides it | equal diagonal blocks `S(2^a)`, 2^a the largest power of two dividing it |
 //!
+//! Of the 71 accepted widths, 16, 32, 64, 128, 256 and 512 are powers of two; 184, 232, 376, 472, 520
+//! and 536 have no Paley order and get blocks of 8, which spread an outlier over 8 elements only. The
+//! other 59, by Paley order:
+//!
+//! | order | type | widths |
+//! |---|---|---|
+//! | 12 | I | 24, 48, 96, 192, 384 |
+//! | 20 | I | 40, 80, 160, 320 |
+//! | 28 | I | 56, 112, 224, 448 |
+//! | 36 | II | 72, 144, 288, 576 |
+//! | 44 | I | 88, 176, 352 |
+//! | 52 | II | 104, 208, 416 |
+//! | 60, 68 | I | 120, 240, 480; 136, 272, 544 |
+//! | 76, 100, 124 | II | 152, 304; 200, 400; 248, 496 |
+//! | 84, 108, 132, 140 | I | 168, 336; 216, 432; 264, 528; 280, 560 |
+//! | 148, 196, 204, 220, 276 | II | twice the order |
+//! | 164, 180, 212, 228, 244, 252, 284 | I | twice the order |
+//! | 312, 344, 368, 464 | I | the order itself |
+//!
 //! `(x)` is the Kronecker product: element `p * 2^a + j` of a row belongs to row p of P and row j of
 //! S. A Paley matrix of order n is built over the field of q elements, q an odd prime power: type I
 //! where `n = q + 1` and q = 3 (mod 4), else type II where `n = 2(q + 1)` and q = 1 (mod 4). A type I
@@ -81,9 +100,11 @@ pub struct Rotation {
     construction: Construction,
     /// Order of the Sylvester part: butterflies run over consecutive pieces of this length.
     sylvester: usize,
-    /// Sign bits of the Paley part, `[order, order]`: 0 or `1 << 31`; then eight zeros, so that a
-    /// vector can be loaded from any entry on. Empty without one.
-    paley: Vec<u32>,
+    /// The Paley part, `[order, order]`, entries 1 and -1; empty without one.
+    paley: Vec<f32>,
+    /// Where the Sylvester part is shorter than a vector: the Paley part with each entry repeated
+    /// `sylvester` times, `[order, width]`. Empty otherwise.
+    spread_paley: Vec<f32>,
     scale: f32,
 }
 
@@ -104,14 +125,17 @@ impl Rotation {
         let (sylvester, paley, row_norm) = match construction {
             Construction::Sylvester => (width, Vec::new(), width),
             Construction::Paley { order, field, kind, sylvester } => {
-                let mut signs = paley_signs(order, field, kind);
-                signs.extend([0; 8]);
-                (sylvester, signs, width)
+                (sylvester, paley_matrix(order, field, kind), width)
             }
             Construction::Blocks { order } => (order, Vec::new(), order),
         };
         let scale = (1.0 / (row_norm as f64).sqrt()) as f32;
-        Rotation { width, construction, sylvester, paley, scale }
+        let spread_paley = if sylvester < 8 {
+            paley.iter().flat_map(|entry| std::iter::repeat_n(*entry, sylvester)).collect()
+        } else {
+            Vec::new()
+        };
+        Rotation { width, construction, sylvester, paley, spread_paley, scale }
     }
 
     /// Elements of a row.
@@ -134,17 +158,18 @@ impl Rotation {
         self.sylvester
     }
 
-    /// The Paley part, `[order, order]`, as sign bits of f32 (0 or `1 << 31`); None without one.
-    pub fn paley(&self) -> Option<(usize, &[u32])> {
+    /// Order and entries (1 and -1, `[order, order]`) of the Paley part; None without one.
+    pub fn paley(&self) -> Option<(usize, &[f32])> {
         match self.construction {
-            Construction::Paley { order, .. } => Some((order, &self.paley[..order * order])),
+            Construction::Paley { order, .. } => Some((order, &self.paley)),
             _ => None,
         }
     }
 
-    /// [`Rotation::paley`] with eight zeros behind it; empty without a Paley part.
-    pub(crate) fn padded_paley(&self) -> &[u32] {
-        &self.paley
+    /// The Paley part's entries, each repeated `sylvester` times, where that is less than 8.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn spread_paley(&self) -> &[f32] {
+        &self.spread_paley
     }
 
     /// Sign of `H[i][j]`: 1, -1, or 0 outside the blocks.
@@ -156,7 +181,7 @@ impl Rotation {
         let n = self.sylvester;
         let sylvester_negative = ((i % n) & (j % n)).count_ones() % 2 == 1;
         let outer_negative = match self.paley() {
-            Some((order, signs)) => signs[(i / n) * order + j / n] != 0,
+            Some((order, entries)) => entries[(i / n) * order + j / n] < 0.0,
             None if i / n != j / n => return 0,
             None => false,
         };
@@ -164,8 +189,8 @@ impl Rotation {
     }
 }
 
-/// Sign bits of Paley's matrix of type `kind` over the field of `field` elements, row-major.
-fn paley_signs(order: usize, field: usize, kind: u8) -> Vec<u32> {
+/// Paley's matrix of type `kind` over the field of `field` elements, row-major.
+fn paley_matrix(order: usize, field: usize, kind: u8) -> Vec<f32> {
     let character = QuadraticCharacter::new(field);
     // The bordered character matrix of order field + 1: zero diagonal, border of ones.
     let core = |i: usize, j: usize| match (i, j) {
@@ -185,7 +210,7 @@ fn paley_signs(order: usize, field: usize, kind: u8) -> Vec<u32> {
         let diagonal = if a + b == 0 { 1 } else { -1 };
         off_diagonal + if i / 2 == j / 2 { diagonal } else { 0 }
     };
-    (0..order * order).map(|at| if entry(at / order, at % order) < 0 { 1 << 31 } else { 0 }).collect()
+    (0..order * order).map(|at| entry(at / order, at % order) as f32).collect()
 }
 
 /// Squares and non-squares of a finite field. Element `e` is the polynomial whose coefficients are

@@ -89,6 +89,10 @@ kernels! {
     fn uniform_values(codes: &[u8], scale: f32, zero: f32, out: &mut [f32]);
     fn fp8_bytes(x: &[f32], bytes: &mut [u8]) -> u64;
     fn fp8_values(bytes: &[u8], out: &mut [f32]);
+    fn f16_bytes(x: &[f32], bytes: &mut [u8]) -> u64;
+    fn f16_values(bytes: &[u8], out: &mut [f32]);
+    fn bf16_bytes(x: &[f32], bytes: &mut [u8]) -> u64;
+    fn bf16_values(bytes: &[u8], out: &mut [f32]);
     fn pack3(codes: &[u8], packed: &mut [u8]);
     fn pack4(codes: &[u8], packed: &mut [u8]);
     fn unpack3(packed: &[u8], codes: &mut [u8]);

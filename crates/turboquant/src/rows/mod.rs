@@ -34,7 +34,7 @@ mod scalar;
 
 use std::sync::Arc;
 
-use half::{bf16, f16};
+use half::f16;
 
 pub use element::Element;
 pub use isa::{Avx2, Isa};
@@ -181,6 +181,17 @@ impl RowCodec {
     ///
     /// # Panics
     /// If the query's length is not `key_head_dim`.
+    ///
+    /// ```
+    /// use turboquant::{format::*, rows::{Isa, RowCodec}};
+    /// let format = CacheDtype::TurboQuant(Preset::ThreeBitNc).row_format(NativeDtype::F16);
+    /// let codec = RowCodec::new(format, 16, 16)?;
+    /// let mut query = [0.0; 16];
+    /// query[0] = 4.0;
+    /// codec.rotate_query(Isa::detect(), &mut query);
+    /// assert_eq!(query, [1.0; 16]);
+    /// # Ok::<(), turboquant::error::CodecError>(())
+    /// ```
     pub fn rotate_query(&self, isa: Isa, query: &mut [f32]) {
         assert_eq!(query.len(), self.key_head_dim(), "elements of a query");
         if let KeyCoder::LloydMax { rotation, .. } = &self.key {
@@ -192,6 +203,19 @@ impl RowCodec {
     ///
     /// # Panics
     /// If `key` is not `[key_head_dim]` or `codes` not `[key_codes_len]`.
+    ///
+    /// ```
+    /// use turboquant::{format::*, rows::{EncodeReport, Isa, RowCodec}};
+    /// let format = CacheDtype::TurboQuant(Preset::FourBitNc).row_format(NativeDtype::Bf16);
+    /// let codec = RowCodec::new(format, 64, 64)?;
+    /// let (mut codes, mut key) = ([0; 64], [0.0; 64]);
+    /// let meta = codec.encode_key(Isa::detect(), &[0.5f32; 64], &mut codes, &mut EncodeReport::default());
+    /// assert_eq!(meta.norm.to_f32(), 4.0);
+    /// codec.key_from_codes(Isa::detect(), &codes, meta, &mut key);
+    /// // All of the direction is in the first rotated element.
+    /// assert!(key[0] > 3.5);
+    /// # Ok::<(), turboquant::error::CodecError>(())
+    /// ```
     pub fn encode_key<T: Element>(
         &self,
         isa: Isa,
@@ -217,7 +241,7 @@ impl RowCodec {
                 report.underflowed += u64::from(exact > 0.0 && norm == f16::ZERO);
             }
             KeyCoder::Fp8 => report.fp8_clipped += isa.fp8_bytes(x, codes),
-            KeyCoder::Native(dtype) => write_native(*dtype, x, codes, report),
+            KeyCoder::Native(dtype) => write_native(isa, *dtype, x, codes, report),
         }
         KeyMeta { norm }
     }
@@ -247,7 +271,7 @@ impl RowCodec {
             }
             ValueFormat::Uniform { bits } => return uniform_encode(isa, bits, x, codes, report),
             ValueFormat::Fp8 => report.fp8_clipped += isa.fp8_bytes(x, codes),
-            ValueFormat::Native(dtype) => write_native(dtype, x, codes, report),
+            ValueFormat::Native(dtype) => write_native(isa, dtype, x, codes, report),
         }
         ValueMeta { scale: f16::ONE, zero: f16::ZERO }
     }
@@ -282,7 +306,7 @@ impl RowCodec {
                 isa.centroid_values(codebook, codes, factor, out);
             }
             KeyCoder::Fp8 => isa.fp8_values(codes, out),
-            KeyCoder::Native(dtype) => read_native(*dtype, codes, out),
+            KeyCoder::Native(dtype) => read_native(isa, *dtype, codes, out),
         }
     }
 
@@ -298,7 +322,7 @@ impl RowCodec {
                 isa.uniform_values(codes, meta.scale.to_f32(), meta.zero.to_f32(), out);
             }
             ValueFormat::Fp8 => isa.fp8_values(codes, out),
-            ValueFormat::Native(dtype) => read_native(dtype, codes, out),
+            ValueFormat::Native(dtype) => read_native(isa, dtype, codes, out),
         }
     }
 
@@ -405,6 +429,13 @@ impl RowCodec {
 ///
 /// # Panics
 /// If the lengths do not match or `bits` is neither 3 nor 4.
+///
+/// ```
+/// use turboquant::rows::{Isa, pack_codes};
+/// let mut packed = [0; 4];
+/// pack_codes(Isa::detect(), 4, &[1, 2, 3, 4, 5, 6, 7, 8], &mut packed);
+/// assert_eq!(packed, [0x21, 0x43, 0x65, 0x87]);
+/// ```
 pub fn pack_codes(isa: Isa, bits: u8, codes: &[u8], packed: &mut [u8]) {
     check_packed(bits, codes.len(), packed.len());
     if bits == 3 { isa.pack3(codes, packed) } else { isa.pack4(codes, packed) }
@@ -414,6 +445,13 @@ pub fn pack_codes(isa: Isa, bits: u8, codes: &[u8], packed: &mut [u8]) {
 ///
 /// # Panics
 /// As [`pack_codes`].
+///
+/// ```
+/// use turboquant::rows::{Isa, unpack_codes};
+/// let mut codes = [0; 8];
+/// unpack_codes(Isa::detect(), 4, &[0x21, 0x43, 0x65, 0x87], &mut codes);
+/// assert_eq!(codes, [1, 2, 3, 4, 5, 6, 7, 8]);
+/// ```
 pub fn unpack_codes(isa: Isa, bits: u8, packed: &[u8], codes: &mut [u8]) {
     check_packed(bits, codes.len(), packed.len());
     if bits == 3 { isa.unpack3(packed, codes) } else { isa.unpack4(packed, codes) }
@@ -455,47 +493,26 @@ fn saturate_f16(x: f32, report: &mut EncodeReport) -> f16 {
     stored
 }
 
-fn write_native(dtype: NativeDtype, x: &[f32], bytes: &mut [u8], report: &mut EncodeReport) {
-    match dtype {
+fn write_native(isa: Isa, dtype: NativeDtype, x: &[f32], bytes: &mut [u8], report: &mut EncodeReport) {
+    report.saturated += match dtype {
+        NativeDtype::F16 => isa.f16_bytes(x, bytes),
+        NativeDtype::Bf16 => isa.bf16_bytes(x, bytes),
         NativeDtype::F32 => {
-            for (to, x) in bytes.chunks_exact_mut(4).zip(x) {
-                to.copy_from_slice(&x.to_le_bytes());
+            for (to, x) in bytes.as_chunks_mut().0.iter_mut().zip(x) {
+                *to = x.to_le_bytes();
             }
-        }
-        NativeDtype::F16 => {
-            for (to, x) in bytes.chunks_exact_mut(2).zip(x) {
-                let y = if x.is_finite() { saturate_f16(*x, report) } else { f16::from_f32(*x) };
-                to.copy_from_slice(&y.to_le_bytes());
-            }
-        }
-        NativeDtype::Bf16 => {
-            for (to, x) in bytes.chunks_exact_mut(2).zip(x) {
-                let mut y = bf16::from_f32(*x);
-                if y.is_infinite() && x.is_finite() {
-                    report.saturated += 1;
-                    y = bf16::MAX.copysign(y);
-                }
-                to.copy_from_slice(&y.to_le_bytes());
-            }
+            0
         }
     }
 }
 
-fn read_native(dtype: NativeDtype, bytes: &[u8], out: &mut [f32]) {
+fn read_native(isa: Isa, dtype: NativeDtype, bytes: &[u8], out: &mut [f32]) {
     match dtype {
+        NativeDtype::F16 => isa.f16_values(bytes, out),
+        NativeDtype::Bf16 => isa.bf16_values(bytes, out),
         NativeDtype::F32 => {
-            for (x, from) in out.iter_mut().zip(bytes.chunks_exact(4)) {
-                *x = f32::from_le_bytes([from[0], from[1], from[2], from[3]]);
-            }
-        }
-        NativeDtype::F16 => {
-            for (x, from) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-                *x = f16::from_le_bytes([from[0], from[1]]).to_f32();
-            }
-        }
-        NativeDtype::Bf16 => {
-            for (x, from) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-                *x = bf16::from_le_bytes([from[0], from[1]]).to_f32();
+            for (x, from) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *x = f32::from_le_bytes(*from);
             }
         }
     }

@@ -45,33 +45,30 @@ pub(super) fn sum_squares(x: &[f32]) -> f32 {
 }
 
 /// `x @ H`, in place: butterflies of length 1, 2, 4, ... inside each Sylvester piece, then the Paley
-/// part (terms in ascending order of its rows), then the scale.
+/// part (from 0 on, in ascending order of its rows), then the scale.
 pub(super) fn rotate(rotation: &Rotation, x: &mut [f32]) {
-    let n = rotation.sylvester();
-    butterflies(n, x);
-    if let Some((order, signs)) = rotation.paley() {
-        let z = copy(x);
-        for (j, out) in x.chunks_exact_mut(n).enumerate() {
-            for (at, y) in out.iter_mut().enumerate() {
-                *y = flip(z[at], signs[j]);
-                for i in 1..order {
-                    *y += flip(z[i * n + at], signs[i * order + j]);
-                }
-            }
-        }
-    }
-    scale_by(rotation.scale(), x);
+    rotate_by(rotation, x, |order, i, j| i * order + j);
 }
 
 /// `x @ H^T`, in place.
 pub(super) fn rotate_back(rotation: &Rotation, x: &mut [f32]) {
+    rotate_by(rotation, x, |order, i, j| j * order + i);
+}
+
+fn rotate_by(rotation: &Rotation, x: &mut [f32], entry: impl Fn(usize, usize, usize) -> usize) {
     let n = rotation.sylvester();
     butterflies(n, x);
-    if let Some((order, signs)) = rotation.paley() {
-        let z = copy(x);
-        for (i, out) in x.chunks_exact_mut(n).enumerate() {
-            for (at, y) in out.iter_mut().enumerate() {
-                *y = (0..order).map(|j| flip(z[j * n + at], signs[i * order + j])).sum();
+    if let Some((order, paley)) = rotation.paley() {
+        let mut pieces = [0.0; MAX_HEAD_DIM];
+        let pieces = &mut pieces[..x.len()];
+        pieces.copy_from_slice(x);
+        x.fill(0.0);
+        for (j, out) in x.chunks_exact_mut(n).enumerate() {
+            for (i, piece) in pieces.chunks_exact(n).enumerate() {
+                let sign = paley[entry(order, i, j)];
+                for (y, z) in out.iter_mut().zip(piece) {
+                    *y += sign * z;
+                }
             }
         }
     }
@@ -89,16 +86,6 @@ fn butterflies(n: usize, x: &mut [f32]) {
         }
         half *= 2;
     }
-}
-
-fn copy(x: &[f32]) -> [f32; MAX_HEAD_DIM] {
-    let mut copy = [0.0; MAX_HEAD_DIM];
-    copy[..x.len()].copy_from_slice(x);
-    copy
-}
-
-fn flip(x: f32, sign: u32) -> f32 {
-    f32::from_bits(x.to_bits() ^ sign)
 }
 
 fn scale_by(scale: f32, x: &mut [f32]) {
@@ -217,5 +204,45 @@ pub(super) fn unpack4(packed: &[u8], codes: &mut [u8]) {
     for (codes, byte) in codes.chunks_exact_mut(2).zip(packed) {
         codes[0] = byte & 15;
         codes[1] = byte >> 4;
+    }
+}
+
+/// f16 elements, little-endian, saturating; returns how many finite elements saturated.
+pub(super) fn f16_bytes(x: &[f32], bytes: &mut [u8]) -> u64 {
+    let mut saturated = 0;
+    for (bytes, x) in bytes.as_chunks_mut().0.iter_mut().zip(x) {
+        let mut y = f16::from_f32(*x);
+        if y.is_infinite() && x.is_finite() {
+            saturated += 1;
+            y = f16::MAX.copysign(y);
+        }
+        *bytes = y.to_le_bytes();
+    }
+    saturated
+}
+
+pub(super) fn f16_values(bytes: &[u8], out: &mut [f32]) {
+    for (x, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+        *x = f16::from_le_bytes(*bytes).to_f32();
+    }
+}
+
+/// bf16 elements, little-endian, saturating; returns how many finite elements saturated.
+pub(super) fn bf16_bytes(x: &[f32], bytes: &mut [u8]) -> u64 {
+    let mut saturated = 0;
+    for (bytes, x) in bytes.as_chunks_mut().0.iter_mut().zip(x) {
+        let mut y = bf16::from_f32(*x);
+        if y.is_infinite() && x.is_finite() {
+            saturated += 1;
+            y = bf16::MAX.copysign(y);
+        }
+        *bytes = y.to_le_bytes();
+    }
+    saturated
+}
+
+pub(super) fn bf16_values(bytes: &[u8], out: &mut [f32]) {
+    for (x, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+        *x = bf16::from_le_bytes(*bytes).to_f32();
     }
 }
