@@ -56,6 +56,7 @@
 //! decodes on the instruction set that [`rows::Isa`] names. Packed bytes do not depend on the
 //! instruction set.
 
+pub mod attention;
 pub mod codebook;
 pub mod error;
 pub mod exec;
@@ -63,4 +64,5 @@ pub mod format;
 pub mod fp8;
 pub mod hadamard;
 pub mod layout;
+pub mod page;
 pub mod rows;
