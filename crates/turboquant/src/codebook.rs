@@ -65,7 +65,7 @@ impl Codebook {
 
     /// The midpoints as a search by halving meets them: entry `[round][code so far]` decides the
     /// next bit, highest first.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "for vector kernels"))]
     pub(crate) fn halvings(&self) -> &[[f32; 8]] {
         &self.halvings
     }

@@ -167,7 +167,7 @@ impl Rotation {
     }
 
     /// The Paley part's entries, each repeated `sylvester` times, where that is less than 8.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "for vector kernels"))]
     pub(crate) fn spread_paley(&self) -> &[f32] {
         &self.spread_paley
     }

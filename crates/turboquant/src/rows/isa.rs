@@ -1,6 +1,9 @@
 //! Which instructions the row kernels use.
 
-#![expect(unsafe_code, reason = "the one place that calls functions compiled for AVX2")]
+#![cfg_attr(
+    target_arch = "x86_64",
+    expect(unsafe_code, reason = "the one place that calls functions compiled for AVX2")
+)]
 
 use std::sync::OnceLock;
 
