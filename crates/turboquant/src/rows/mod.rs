@@ -31,6 +31,8 @@ mod element;
 mod isa;
 mod report;
 mod scalar;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 

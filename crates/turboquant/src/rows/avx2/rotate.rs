@@ -92,18 +92,13 @@ fn butterflies(n: usize, x: &mut [f32]) {
     }
 }
 
-fn copy(x: &[f32]) -> [f32; MAX_HEAD_DIM] {
-    let mut copy = [0.0; MAX_HEAD_DIM];
-    copy[..x.len()].copy_from_slice(x);
-    copy
-}
-
 /// The Paley part where a Sylvester piece fills whole vectors, four pieces at a time: one vector of
 /// an input piece serves four output pieces. A product with 1 or -1 is exact, so the fused operation
 /// rounds like an addition.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn wide_paley(n: usize, order: usize, entries: &[f32], x: &mut [f32]) {
-    let z = copy(x);
+    let mut z = [0.0; MAX_HEAD_DIM];
+    z[..x.len()].copy_from_slice(x);
     let (z, _) = z.as_chunks::<LANES>();
     let vectors = n / LANES;
     // A Paley order is a multiple of 4.
@@ -124,27 +119,44 @@ fn wide_paley(n: usize, order: usize, entries: &[f32], x: &mut [f32]) {
     }
 }
 
-/// The Paley part where a vector holds `8 / N` pieces of length N: the input piece is repeated to fill
-/// a vector, each entry N times. Four output vectors at a time.
+/// The Paley part where a vector holds `8 / N` pieces of length N, four output vectors at a time.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn paley<const N: usize>(order: usize, spread_entries: &[f32], x: &mut [f32]) {
-    let z = copy(x);
-    let (z, _) = z.as_chunks::<N>();
-    let width = x.len();
+    let mut z = [0.0; MAX_HEAD_DIM];
+    z[..x.len()].copy_from_slice(x);
+    let z = &z.as_chunks::<N>().0[..order];
+    let (rows, _) = spread_entries.as_chunks::<LANES>();
     let (x, _) = x.as_chunks_mut::<LANES>();
-    for (k, out) in x.chunks_mut(4).enumerate() {
-        let mut sums = [_mm256_setzero_ps(); 4];
-        for (row, z) in spread_entries.chunks_exact(width).zip(&z[..order]) {
-            let z = repeat(z);
-            for (sum, entries) in
-                sums.iter_mut().zip(row.as_chunks::<LANES>().0[4 * k..].iter().take(out.len()))
-            {
-                *sum = _mm256_fmadd_ps(z, load(entries), *sum);
-            }
+    let vectors = x.len();
+    let (fours, rest) = x.as_chunks_mut::<4>();
+    let first_of_rest = 4 * fours.len();
+    for (k, four) in fours.iter_mut().enumerate() {
+        paley_vectors(z, &rows[4 * k..], vectors, four);
+    }
+    for (k, one) in rest.iter_mut().enumerate() {
+        paley_vectors(z, &rows[first_of_rest + k..], vectors, std::array::from_mut(one));
+    }
+}
+
+/// B neighbouring output vectors: the input piece is repeated to fill a vector, and `rows` has each
+/// entry N times, `vectors` vectors to a row.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn paley_vectors<const N: usize, const B: usize>(
+    z: &[[f32; N]],
+    rows: &[[f32; LANES]],
+    vectors: usize,
+    out: &mut [[f32; LANES]; B],
+) {
+    let mut sums = [_mm256_setzero_ps(); B];
+    for (z, row) in z.iter().zip(rows.chunks(vectors)) {
+        let z = repeat(z);
+        for (sum, entries) in sums.iter_mut().zip(&row[..B]) {
+            *sum = _mm256_fmadd_ps(z, load(entries), *sum);
         }
-        for (out, sum) in out.iter_mut().zip(sums) {
-            store(out, sum);
-        }
+    }
+    for (out, sum) in out.iter_mut().zip(sums) {
+        store(out, sum);
     }
 }
 
