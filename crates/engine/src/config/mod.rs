@@ -1,6 +1,24 @@
 //! `config.json` to [`ModelConfig`]: the geometry that decides the bytes of the cache.
 
+mod context;
+mod dense;
+mod error;
+mod families;
+mod fields;
+mod hybrid;
+mod json;
+mod kinds;
+mod latent;
+mod mixed;
+mod state;
+
+use std::path::Path;
+
 use turboquant::format::NativeDtype;
+
+pub use error::ConfigError;
+pub use families::known_model_types;
+use families::{Geometry, Source};
 
 /// Keys and values of one attention layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,6 +156,33 @@ impl ModelConfig {
             learned_sinks: false,
             notices: Vec::new(),
         }
+    }
+
+    /// Reads the text of a `config.json`.
+    ///
+    /// # Errors
+    /// A field that decides bytes and can neither be read nor derived, with its path; a family that is
+    /// not known, with what was looked for.
+    pub fn from_hf(json: &str) -> Result<Self, ConfigError> {
+        families::read(&json::parse(json)?)
+    }
+
+    /// Reads a `config.json`.
+    ///
+    /// # Errors
+    /// As [`ModelConfig::from_hf`], and when the file cannot be read.
+    pub fn from_hf_file(path: &Path) -> Result<Self, ConfigError> {
+        let io = |error: std::io::Error| ConfigError::Io {
+            path: path.display().to_string(),
+            reason: error.to_string(),
+        };
+        let size = std::fs::metadata(path).map_err(io)?.len();
+        if size > json::MAX_CONFIG_BYTES {
+            return Err(ConfigError::TooLarge { got: size, limit: json::MAX_CONFIG_BYTES });
+        }
+        let bytes = std::fs::read(path).map_err(io)?;
+        let text = String::from_utf8(bytes).map_err(|error| ConfigError::Json(error.to_string()))?;
+        Self::from_hf(&text)
     }
 
     /// Whether some layer keeps a recurrent state.

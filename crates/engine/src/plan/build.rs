@@ -55,6 +55,7 @@ impl Plan {
             layers,
             groups,
             num_states,
+            num_tokens: total_pages.saturating_mul(options.page_size as u64),
             max_model_len,
             max_num_seqs: options.max_num_seqs,
             notices,
@@ -199,9 +200,9 @@ impl<'a> Pages<'a> {
             }
         })?;
         let page_bytes = product([self.page_size, spec.num_kv_heads, rows.slot_bytes])?;
-        // A window as long as the longest sequence never drops a token.
+        // A window longer than any sequence is none.
         let lifetime = match spec.window {
-            Some(window) if window < self.config.max_model_len => Lifetime::Window(window),
+            Some(window) if window <= self.config.max_model_len => Lifetime::Window(window),
             _ => Lifetime::Full,
         };
         Ok(PagedPlan {

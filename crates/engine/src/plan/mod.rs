@@ -1,5 +1,6 @@
 //! `ModelConfig` + limits + memory to [`Plan`]: which layer stores what, in how many pages.
 
+mod account;
 mod build;
 mod formats;
 mod options;
@@ -8,6 +9,7 @@ mod split;
 
 use turboquant::format::RowFormat;
 
+pub use account::TokenBytes;
 pub use formats::{DEFAULT_BOUNDARY_LAYERS, key_bias_limit};
 pub use options::{BadSkipLayer, Budget, PlanError, PlanOptions, SkipLayers};
 
@@ -121,6 +123,8 @@ pub struct Plan {
     pub groups: Vec<GroupPlan>,
     /// Recurrent states of the pool (one per running sequence); 0 where no layer has one.
     pub num_states: usize,
+    /// Tokens that fit over all sequences, when they fill their pages.
+    pub num_tokens: u64,
     /// Longest sequence that is admitted.
     pub max_model_len: usize,
     /// Sequences that run at once.
@@ -140,41 +144,6 @@ pub struct Slab {
     pub group: usize,
     /// Bytes of a page.
     pub page_bytes: usize,
-}
-
-impl Plan {
-    /// Everything that is allocated in pages, in layer order.
-    pub fn slabs(&self) -> impl Iterator<Item = Slab> + '_ {
-        self.layers.iter().enumerate().flat_map(|(index, layer)| {
-            let paged = layer.paged.iter().map(move |paged| Slab {
-                layer: index,
-                side: None,
-                group: paged.group,
-                page_bytes: paged.page_bytes,
-            });
-            paged.chain(layer.side.iter().map(move |side| Slab {
-                layer: index,
-                side: Some(side.kind),
-                group: side.group,
-                page_bytes: side.page_bytes,
-            }))
-        })
-    }
-
-    /// Bytes of all pages.
-    pub fn page_pool_bytes(&self) -> u64 {
-        self.groups.iter().map(|group| group.page_bytes as u64 * group.num_pages as u64).sum()
-    }
-
-    /// Bytes of one sequence's recurrent states.
-    pub fn state_bytes_per_sequence(&self) -> u64 {
-        self.layers.iter().map(|layer| layer.state_bytes as u64).sum()
-    }
-
-    /// Bytes of pages and states: what an allocator of this plan takes.
-    pub fn total_bytes(&self) -> u64 {
-        self.page_pool_bytes() + self.num_states as u64 * self.state_bytes_per_sequence()
-    }
 }
 
 #[cfg(test)]
