@@ -6,6 +6,7 @@ use super::{
     AttentionError, AttentionParams, BLOCK_TOKENS, Cpu, DecodeRow, MAX_PARTIALS, Pages, SPLIT_TOKENS, Shape,
     block::{Block, ScoreRow, tiles},
     check_length, check_table,
+    coded::Coded,
     kernels::{self, ScoreScale},
     softmax::State,
     visible,
@@ -189,19 +190,29 @@ impl Call<'_> {
         for query in scratch.queries.chunks_exact_mut(key_head_dim) {
             codec.rotate_query(self.isa, query);
         }
-        let Scratch { queries, block, scores, corrections } = scratch;
+        let Scratch { queries, block, coded, scores, corrections } = scratch;
+        kernels::prepare_queries(self.isa, self.pages.codec, queries, coded);
         let first = range.start / BLOCK_TOKENS * BLOCK_TOKENS;
         for start in (first..range.end).step_by(BLOCK_TOKENS) {
             let tiles = tiles(self.pages, self.rows[row].block_table, head, start, &range);
             let seen = range.start.saturating_sub(start)..(range.end - start).min(BLOCK_TOKENS);
-            block.widen_keys(self.isa, self.pages, &tiles);
-            kernels::scores(self.isa, queries, &block.keys, &block.factors, scores);
+            kernels::packed_scores(self.isa, self.pages, &tiles, queries, coded, block, scores);
             for (i, scores) in scores.iter_mut().enumerate() {
                 let (max, sum) = (&mut state.max[i], &mut state.sum[i]);
                 corrections[i] = kernels::softmax_step(self.isa, scores, seen.clone(), self.scale, max, sum);
             }
-            block.widen_values(self.isa, self.pages, &tiles, seen.clone());
-            kernels::accumulate(self.isa, scores, seen, &block.values, corrections, state.acc);
+            let (isa, pages) = (self.isa, self.pages);
+            kernels::packed_accumulate(
+                isa,
+                pages,
+                &tiles,
+                seen,
+                scores,
+                corrections,
+                coded,
+                block,
+                state.acc,
+            );
         }
     }
 
@@ -218,6 +229,7 @@ struct Scratch {
     /// `[gqa_group, key_head_dim]`, rotated.
     queries: Vec<f32>,
     block: Block,
+    coded: Coded,
     /// `[gqa_group]`
     scores: Vec<ScoreRow>,
     /// `[gqa_group]`
@@ -229,6 +241,7 @@ impl Scratch {
         Scratch {
             queries: vec![0.0; shape.gqa_group * shape.key_head_dim],
             block: Block::new(shape.key_head_dim, shape.value_head_dim),
+            coded: Coded::new(shape.gqa_group, shape.key_head_dim),
             scores: vec![ScoreRow([0.0; BLOCK_TOKENS]); shape.gqa_group],
             corrections: vec![0.0; shape.gqa_group],
         }

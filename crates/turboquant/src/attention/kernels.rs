@@ -1,10 +1,15 @@
-//! The steps of an attention over one block, on every instruction set.
+//! The steps of an attention over one block, on the chosen instruction set.
+
+#![expect(unsafe_code, reason = "functions that need instructions are called on a proof of them")]
 
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
+use super::avx2;
 use super::{
-    AttentionParams,
-    block::{KeyLanes, ScoreRow, ValueLanes},
+    AttentionParams, Pages,
+    block::{Block, KeyLanes, ScoreRow, Tiles, ValueLanes},
+    coded::Coded,
     scalar,
 };
 use crate::{
@@ -31,72 +36,107 @@ impl ScoreScale {
     }
 }
 
-/// Widens a tile's keys: `keys[dim].0[token] * factors[token]` is the stored key.
-pub(super) fn widen_keys(
-    isa: Isa,
-    codec: &PageCodec,
-    tile: &[u8],
-    keys: &mut [KeyLanes],
-    factors: &mut [f32; TILE_TOKENS],
-) {
-    match isa {
-        Isa::Scalar | Isa::Avx2(_) => scalar::widen_keys(codec, tile, keys, factors),
-    }
+macro_rules! kernels {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $out:ty)?;)*) => {
+        $($(#[$doc])* pub(super) fn $name(isa: Isa, $($arg: $type),*) $(-> $out)? {
+            match isa {
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: an `Avx2` exists only where the features were found that every function of
+                // the module enables.
+                Isa::Avx2(_) => unsafe { avx2::$name($($arg),*) },
+                _ => scalar::$name($($arg),*),
+            }
+        })*
+    };
 }
 
-/// Widens a tile's values, `[TILE_TOKENS, value_head_dim / 8]`.
-pub(super) fn widen_values(isa: Isa, codec: &PageCodec, tile: &[u8], values: &mut [ValueLanes]) {
-    match isa {
-        Isa::Scalar | Isa::Avx2(_) => scalar::widen_values(codec, tile, values),
-    }
+kernels! {
+    /// Widens a tile's keys: `keys[dim].0[token] * factors[token]` is the stored key.
+    fn widen_keys(codec: &PageCodec, tile: &[u8], keys: &mut [KeyLanes], factors: &mut [f32; TILE_TOKENS]);
+
+    /// Widens a tile's values, `[TILE_TOKENS, value_head_dim / 8]`.
+    fn widen_values(codec: &PageCodec, tile: &[u8], values: &mut [ValueLanes]);
+
+    /// Queries `[rows, key_head_dim]` times a block's keys.
+    fn scores(queries: &[f32], keys: &[KeyLanes], factors: &ScoreRow, scores: &mut [ScoreRow]);
+
+    /// Turns dot products into weights `2^(score - max)`, zero outside of `visible`; brings `max` and
+    /// `sum` up to date. Returns the factor that older sums of the row have to be multiplied by.
+    fn softmax_step(
+        scores: &mut ScoreRow,
+        visible: Range<usize>,
+        scale: ScoreScale,
+        max: &mut f32,
+        sum: &mut f32,
+    ) -> f32;
+
+    /// `acc = acc * correction + weights * values` for rows `[rows, value_head_dim]`; only tokens of
+    /// `columns` have weights and values.
+    fn accumulate(
+        weights: &[ScoreRow],
+        columns: Range<usize>,
+        values: &[ValueLanes],
+        corrections: &[f32],
+        acc: &mut [f32],
+    );
 }
 
-/// Queries `[rows, key_head_dim]` times a block's keys.
-pub(super) fn scores(
+/// Makes rotated queries `[rows, key_head_dim]` ready for [`packed_scores`].
+pub(super) fn prepare_queries(isa: Isa, codec: &PageCodec, queries: &[f32], coded: &mut Coded) {
+    #[cfg(target_arch = "x86_64")]
+    if let (Isa::Avx2(_), Some(centroids)) = (isa, codec.centroids()) {
+        // SAFETY: as in the macro.
+        unsafe { avx2::code_queries(centroids, queries, coded) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (isa, codec, queries, coded);
+}
+
+/// Queries times the packed keys of a block, from codes where the instruction set can.
+pub(super) fn packed_scores(
     isa: Isa,
+    pages: Pages<'_>,
+    tiles: &Tiles<'_>,
     queries: &[f32],
-    keys: &[KeyLanes],
-    factors: &ScoreRow,
-    scores: &mut [ScoreRow],
+    coded: &mut Coded,
+    block: &mut Block,
+    out: &mut [ScoreRow],
 ) {
-    match isa {
-        Isa::Scalar | Isa::Avx2(_) => scalar::scores(queries, keys, factors, scores),
+    #[cfg(target_arch = "x86_64")]
+    if let (Isa::Avx2(_), Some(centroids)) = (isa, pages.codec.centroids()) {
+        // SAFETY: as in the macro.
+        unsafe { avx2::coded_scores(pages.codec, centroids, tiles, coded, out) }
+        return;
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = coded;
+    block.widen_keys(isa, pages, tiles);
+    scores(isa, queries, &block.keys, &block.factors, out);
 }
 
-/// Turns dot products into weights `2^(score - max)`, zero outside of `visible`; brings `max` and
-/// `sum` up to date. Returns the factor that older sums of the row have to be multiplied by.
-pub(super) fn softmax_step(
+/// [`accumulate`] with the packed values of a block, from codes where the instruction set can.
+#[expect(clippy::too_many_arguments, reason = "operands of one product")]
+pub(super) fn packed_accumulate(
     isa: Isa,
-    scores: &mut ScoreRow,
-    visible: Range<usize>,
-    scale: ScoreScale,
-    max: &mut f32,
-    sum: &mut f32,
-) -> f32 {
-    match isa {
-        Isa::Scalar | Isa::Avx2(_) => scalar::softmax_step(scores, visible, scale, max, sum),
-    }
-}
-
-/// `acc = acc * correction + weights * values` for rows `[rows, value_head_dim]`; only tokens of
-/// `columns` have weights and values.
-pub(super) fn accumulate(
-    isa: Isa,
+    pages: Pages<'_>,
+    tiles: &Tiles<'_>,
+    seen: Range<usize>,
     weights: &[ScoreRow],
-    columns: Range<usize>,
-    values: &[ValueLanes],
     corrections: &[f32],
+    coded: &mut Coded,
+    block: &mut Block,
     acc: &mut [f32],
 ) {
-    match isa {
-        Isa::Scalar | Isa::Avx2(_) => {
-            let width = acc.len() / weights.len();
-            for ((weights, correction), acc) in
-                weights.iter().zip(corrections).zip(acc.chunks_exact_mut(width))
-            {
-                scalar::accumulate(weights, columns.clone(), values, *correction, acc);
-            }
-        }
+    #[cfg(target_arch = "x86_64")]
+    if let (Isa::Avx2(_), crate::format::ValueFormat::Uniform { .. }) =
+        (isa, pages.codec.rows().format().value)
+    {
+        // SAFETY: as in the macro.
+        unsafe { avx2::coded_accumulate(pages.codec, tiles, seen, weights, corrections, coded, acc) }
+        return;
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = coded;
+    block.widen_values(isa, pages, tiles, seen.clone());
+    accumulate(isa, weights, seen, &block.values, corrections, acc);
 }

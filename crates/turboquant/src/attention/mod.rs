@@ -22,7 +22,10 @@
 //! queries and accumulators of one unit of work, and at most [`MAX_PARTIALS`] or 8 per thread partial
 //! states of one query head group.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 mod block;
+mod coded;
 mod decode;
 mod kernels;
 pub mod oracle;

@@ -91,22 +91,24 @@ pub(super) fn softmax_step(
     correction
 }
 
-/// `acc = acc * correction + weights * values`, for one row.
 pub(super) fn accumulate(
-    weights: &ScoreRow,
-    visible: Range<usize>,
+    weights: &[ScoreRow],
+    columns: Range<usize>,
     values: &[ValueLanes],
-    correction: f32,
+    corrections: &[f32],
     acc: &mut [f32],
 ) {
-    for a in &mut *acc {
-        *a *= correction;
-    }
-    let width = acc.len() / 8;
-    for token in visible {
-        for (acc, value) in acc.as_chunks_mut::<8>().0.iter_mut().zip(&values[token * width..]) {
-            for (a, v) in acc.iter_mut().zip(value.0) {
-                *a += weights.0[token] * v;
+    let width = acc.len() / weights.len();
+    for ((weights, correction), acc) in weights.iter().zip(corrections).zip(acc.chunks_exact_mut(width)) {
+        for a in &mut *acc {
+            *a *= correction;
+        }
+        for token in columns.clone() {
+            let values = &values[token * width / 8..][..width / 8];
+            for (acc, value) in acc.as_chunks_mut::<8>().0.iter_mut().zip(values) {
+                for (a, v) in acc.iter_mut().zip(value.0) {
+                    *a += weights.0[token] * v;
+                }
             }
         }
     }

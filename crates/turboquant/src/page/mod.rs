@@ -12,9 +12,10 @@
 //!
 //! Page `p` starts at byte `p * page_bytes` of the layer's slab, in 64 bits.
 
+mod centroids;
 pub mod tile;
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use half::f16;
 
@@ -23,6 +24,7 @@ use crate::{
     layout::MAX_HEAD_DIM,
     rows::{self, Isa, KeyMeta, RowCodec, ValueMeta},
 };
+pub(crate) use centroids::IntegerCentroids;
 use tile::TILE_TOKENS;
 
 /// Room for one row of any format: codes one per byte, or the elements' bytes.
@@ -98,6 +100,7 @@ pub struct PageCodec {
     num_kv_heads: usize,
     page_size: usize,
     tile: TileLayout,
+    centroids: Option<Arc<IntegerCentroids>>,
 }
 
 impl PageCodec {
@@ -126,7 +129,8 @@ impl PageCodec {
             return Err(PageError::TooLarge { page_size, num_kv_heads });
         }
         let tile = TileLayout::new(&rows);
-        Ok(PageCodec { rows, num_kv_heads, page_size, tile })
+        let centroids = rows.codebook().map(|codebook| Arc::new(IntegerCentroids::new(codebook)));
+        Ok(PageCodec { rows, num_kv_heads, page_size, tile, centroids })
     }
 
     /// The rows.
@@ -203,6 +207,11 @@ impl PageCodec {
 
     pub(crate) fn tile(&self) -> &TileLayout {
         &self.tile
+    }
+
+    /// The key centroids as words; None for fp8 and native keys.
+    pub(crate) fn centroids(&self) -> Option<&IntegerCentroids> {
+        self.centroids.as_deref()
     }
 
     fn read_slot(&self, tile: &[u8], token: usize, slot: &mut [u8]) {

@@ -1,0 +1,90 @@
+//! The attention kernels on AVX2, FMA and F16C.
+//!
+//! Every function here needs those three features; callers hold an [`crate::rows::Avx2`].
+
+#![expect(unsafe_code, reason = "vector loads and stores take raw pointers")]
+
+mod coded;
+mod softmax;
+mod wide;
+mod widen;
+
+use std::arch::x86_64::*;
+
+use super::coded::Words;
+
+pub(super) use coded::{code_queries, coded_accumulate, coded_scores};
+pub(super) use softmax::softmax_step;
+pub(super) use wide::{accumulate, scores};
+pub(super) use widen::{widen_keys, widen_values};
+
+const LANES: usize = 8;
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn load(x: &[f32; LANES]) -> __m256 {
+    // SAFETY: eight f32 behind the reference; the load needs no alignment.
+    unsafe { _mm256_loadu_ps(x.as_ptr()) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn store(x: &mut [f32; LANES], v: __m256) {
+    // SAFETY: as load.
+    unsafe { _mm256_storeu_ps(x.as_mut_ptr(), v) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn load_words(x: &Words) -> __m256i {
+    // SAFETY: the type has the size and the alignment of a vector.
+    unsafe { _mm256_load_si256(x.0.as_ptr().cast()) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn store_words(x: &mut Words, v: __m256i) {
+    // SAFETY: as load_words.
+    unsafe { _mm256_store_si256(x.0.as_mut_ptr().cast(), v) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn load_bytes(x: &[u8; 32]) -> __m256i {
+    // SAFETY: 32 bytes behind the reference; the load needs no alignment.
+    unsafe { _mm256_loadu_si256(x.as_ptr().cast()) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn load_half(x: &[u8; 16]) -> __m128i {
+    // SAFETY: 16 bytes behind the reference; the load needs no alignment.
+    unsafe { _mm_loadu_si128(x.as_ptr().cast()) }
+}
+
+/// A tile's 16 fp16 fields from byte `at` on, widened; zeros where the format has no such field.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn fields(tile: &[u8], at: Option<usize>) -> [__m256; 2] {
+    let halves = at.map_or(&[][..], |at| &tile[at..]).as_chunks::<16>().0;
+    std::array::from_fn(|i| {
+        halves.get(i).map_or(_mm256_setzero_ps(), |half| _mm256_cvtph_ps(load_half(half)))
+    })
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn sum(v: __m256) -> f32 {
+    let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+    _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+}
+
+/// The largest lane; a NaN may or may not win.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn max(v: __m256) -> f32 {
+    let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+    _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
+}
