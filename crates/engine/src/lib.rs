@@ -2,6 +2,7 @@
 #![expect(dead_code, reason = "GGUF files and the other families build on these parts")]
 
 pub mod batch;
+pub mod cache;
 pub mod config;
 pub mod error;
 pub mod model;

@@ -1,0 +1,3 @@
+//! The memory of the cache: page ids and the slabs behind them.
+
+pub mod pages;
