@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::cache::pages::SequencePages;
+
 /// How the rows of a segment read the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
@@ -43,4 +45,49 @@ pub struct StepBatch {
     pub slot_mapping: Vec<Vec<i64>>,
     /// Rows whose logits are wanted, ascending.
     pub logits_rows: Vec<u32>,
+}
+
+/// Which rows of a segment the caller wants logits of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogitsOf {
+    /// None of them: more tokens of the sequence follow.
+    Nothing,
+    /// The last row, to sample the next token from.
+    Last,
+    /// Every row, to score given tokens.
+    All,
+}
+
+impl StepBatch {
+    /// Appends a segment: `token_ids` at positions `start..` of one sequence, which owns pages for
+    /// them.
+    pub fn push(
+        &mut self,
+        token_ids: &[u32],
+        start: usize,
+        phase: Phase,
+        pages: &SequencePages,
+        logits: LogitsOf,
+    ) {
+        let rows = self.token_ids.len()..self.token_ids.len() + token_ids.len();
+        let positions = start..start + token_ids.len();
+        self.token_ids.extend_from_slice(token_ids);
+        // Positions stay below the model's longest sequence, row numbers below the token budget.
+        self.positions.extend(positions.clone().map(|position| position as u32));
+        self.slot_mapping.resize(pages.num_groups(), Vec::new());
+        for (group, slots) in self.slot_mapping.iter_mut().enumerate() {
+            slots.extend(positions.clone().map(|position| pages.slot(group, position)));
+        }
+        match logits {
+            LogitsOf::Nothing => {}
+            LogitsOf::Last => self.logits_rows.extend(rows.clone().next_back().map(|row| row as u32)),
+            LogitsOf::All => self.logits_rows.extend(rows.clone().map(|row| row as u32)),
+        }
+        self.segments.push(Segment { rows, phase, block_tables: pages.block_tables() });
+    }
+
+    /// Rows of the step.
+    pub fn num_rows(&self) -> usize {
+        self.token_ids.len()
+    }
 }

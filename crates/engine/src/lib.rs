@@ -7,6 +7,9 @@ pub mod config;
 pub mod error;
 pub mod model;
 pub mod plan;
+pub mod sampler;
+pub mod scheduler;
+pub mod sequence;
 mod weights;
 
 pub use weights::{DtypeCount, WeightSummary};

@@ -89,7 +89,12 @@ impl SamplingParams {
     /// # Errors
     /// Names the first field that is out of range.
     pub fn validate(&self, vocab_size: usize) -> Result<(), InvalidParam> {
-        fn check(ok: bool, field: &'static str, got: impl ToString, allowed: &str) -> Result<(), InvalidParam> {
+        fn check(
+            ok: bool,
+            field: &'static str,
+            got: impl ToString,
+            allowed: &str,
+        ) -> Result<(), InvalidParam> {
             if ok {
                 return Ok(());
             }
@@ -100,7 +105,12 @@ impl SamplingParams {
         let max_tokens = self.max_tokens.unwrap_or(usize::MAX);
         check(max_tokens > 0, "max_tokens", max_tokens, "at least 1")?;
         check(self.min_tokens <= max_tokens, "min_tokens", self.min_tokens, "at most max_tokens")?;
-        check(finite(self.temperature) && self.temperature >= 0.0, "temperature", self.temperature, "at least 0")?;
+        check(
+            finite(self.temperature) && self.temperature >= 0.0,
+            "temperature",
+            self.temperature,
+            "at least 0",
+        )?;
         check(self.top_p > 0.0 && self.top_p <= 1.0, "top_p", self.top_p, "above 0 and at most 1")?;
         check((0.0..=1.0).contains(&self.min_p), "min_p", self.min_p, "from 0 to 1")?;
         let repetition = self.repetition_penalty;

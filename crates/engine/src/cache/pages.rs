@@ -314,11 +314,12 @@ mod tests {
     fn plan(groups: &[(Lifetime, usize)]) -> Plan {
         let groups = groups.iter().map(|&(lifetime, num_pages)| GroupPlan {
             lifetime,
+            tokens_per_row: 1,
             layers: vec![],
             page_bytes: 1,
             num_pages,
         });
-        Plan { page_size: 16, layers: vec![], groups: groups.collect(), num_states: 0 }
+        Plan { page_size: 16, groups: groups.collect(), ..Plan::default() }
     }
 
     fn free(pools: &PagePools) -> Vec<usize> {

@@ -88,7 +88,8 @@ fn the_same_seed_gives_the_same_tokens() {
     assert_eq!(run(Some(1)), run(Some(1)));
     assert_ne!(run(Some(1)), run(Some(2)));
     let unseeded = || Sampler::new(SamplingParams::default(), &[], &[]);
-    let draw = |mut state: Sampler| (0..9).map(|_| state.sample(&mut [0.0; 999]).unwrap().token).collect::<Vec<_>>();
+    let draw =
+        |mut state: Sampler| (0..9).map(|_| state.sample(&mut [0.0; 999]).unwrap().token).collect::<Vec<_>>();
     assert_ne!(draw(unseeded()), draw(unseeded()));
 }
 
@@ -178,7 +179,8 @@ fn logits_that_are_no_numbers_are_refused_and_leave_the_state() {
 fn extreme_but_finite_logits_are_sampled() {
     let logits = [f32::MAX, -f32::MAX, 0.0, f32::MIN_POSITIVE];
     for temperature in [1e-4, 1.0, 1e30] {
-        let mut state = sampler(SamplingParams { temperature, repetition_penalty: 1e-30, ..Default::default() });
+        let mut state =
+            sampler(SamplingParams { temperature, repetition_penalty: 1e-30, ..Default::default() });
         for _ in 0..20 {
             assert!(state.sample(&mut logits.to_vec()).unwrap().token < 4);
         }
