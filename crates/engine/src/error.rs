@@ -108,6 +108,14 @@ pub enum EngineError {
         /// Ids are below this.
         vocab_size: usize,
     },
+    /// Attention over the cache refused its input.
+    #[error("attention of layer {layer}: {source}")]
+    Attention {
+        /// Model layer.
+        layer: usize,
+        /// What it refused.
+        source: turboquant::attention::AttentionError,
+    },
     /// The parts of a step do not fit together.
     #[error("inconsistent step: {0}")]
     Batch(String),

@@ -230,10 +230,10 @@ impl Scheduler {
         let mut spare: Vec<usize> = self.pools.usage().iter().map(|group| group.free).collect();
         for (sequence, end) in self.running.iter().zip(&draft.ends) {
             let known = sequence.tokens().len();
-            let done = end.unwrap_or(sequence.num_computed_tokens()) == known;
-            for (spare, needed) in spare.iter_mut().zip(sequence.pages.outstanding(known)) {
-                *spare = spare.saturating_sub(1 + if done { 0 } else { needed });
+            if end.unwrap_or(sequence.num_computed_tokens()) < known {
+                take(&mut spare, sequence.pages.outstanding(known));
             }
+            take(&mut spare, sequence.pages.growth());
         }
         while self.running.len() < self.config.max_num_seqs {
             let Some(mut sequence) = self.waiting.pop_front() else { return };
@@ -255,9 +255,8 @@ impl Scheduler {
                 self.waiting.push_front(sequence);
                 return;
             }
-            for (spare, needed) in spare.iter_mut().zip(needed) {
-                *spare = spare.saturating_sub(1 + needed);
-            }
+            take(&mut spare, needed.into_iter());
+            take(&mut spare, sequence.pages.growth());
             draft.budget -= chunk.len();
             draft.ends.push(Some(chunk.end));
             self.running.push(sequence);
@@ -291,6 +290,13 @@ impl Scheduler {
                 sequence.set_computed(segment.end);
             }
         }
+    }
+}
+
+/// `spare -= pages`, per group.
+fn take(spare: &mut [usize], pages: impl Iterator<Item = usize>) {
+    for (spare, pages) in spare.iter_mut().zip(pages) {
+        *spare = spare.saturating_sub(pages);
     }
 }
 

@@ -273,6 +273,12 @@ impl SequencePages {
         })
     }
 
+    /// Pages per group that must be spare for the sequence to go on for a while once its tokens are
+    /// computed: a window is full some day, all tokens are not.
+    pub fn growth(&self) -> impl Iterator<Item = usize> + '_ {
+        self.leases.iter().map(|(lifetime, _)| usize::from(*lifetime == Lifetime::Full))
+    }
+
     /// Gives all pages back.
     pub fn clear(&mut self) {
         for (_, lease) in &mut self.leases {

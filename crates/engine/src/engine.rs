@@ -1,0 +1,426 @@
+//! The step loop on a thread of its own: requests in through a channel, events out through one
+//! channel per request.
+
+use std::{
+    any::Any,
+    collections::HashMap,
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    task::{Context, Poll},
+    thread::{self, JoinHandle},
+};
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::{
+    batch::Phase,
+    cache::{
+        CacheHealth,
+        pages::{PagePools, PageUsage},
+    },
+    request::{Event, GenerationError, Limits, Request, RequestError, Usage},
+    runner::{Runner, StepModel},
+    sampler::Sampler,
+    scheduler::{InvalidLimits, Scheduler, SchedulerConfig, SchedulerOutput},
+    sequence::{FinishReason, Sequence, SequenceId},
+};
+
+/// Limits of an engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// Sequences that run at once.
+    pub max_num_seqs: usize,
+    /// Rows of a step.
+    pub max_num_batched_tokens: usize,
+    /// Longest prompt and output together.
+    pub max_model_len: usize,
+    /// The model's own end-of-sequence tokens.
+    pub eos_token_ids: Vec<u32>,
+}
+
+/// An engine that cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Limits that would leave requests waiting for ever.
+    #[error(transparent)]
+    Limits(#[from] InvalidLimits),
+    /// The system gave no thread.
+    #[error("cannot start the engine's thread: {0}")]
+    Thread(#[from] io::Error),
+}
+
+/// Counters and gauges, as of the end of the last step.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EngineStats {
+    /// Sequences that run.
+    pub num_running: usize,
+    /// Sequences that wait.
+    pub num_waiting: usize,
+    /// Free and total pages of each page group.
+    pub pages: Vec<PageUsage>,
+    /// Steps computed.
+    pub steps: u64,
+    /// Prompt tokens computed, those of rebuilt sequences included.
+    pub prompt_tokens: u64,
+    /// Tokens generated.
+    pub generation_tokens: u64,
+    /// Sequences that gave up their pages.
+    pub preemptions: u64,
+    /// Requests that ended as they should.
+    pub finished: u64,
+    /// Requests whose client went away.
+    pub aborted: u64,
+    /// Requests that ended with an error.
+    pub failed: u64,
+    /// What the cache's encoders had to give up.
+    pub cache_health: CacheHealth,
+    /// Why the engine no longer runs, if so.
+    pub stopped: Option<String>,
+}
+
+struct Shared {
+    limits: Limits,
+    stats: Mutex<EngineStats>,
+}
+
+impl Shared {
+    fn stats(&self) -> MutexGuard<'_, EngineStats> {
+        // Plain numbers: whole whatever happened to the holder.
+        self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stop_reason(&self) -> String {
+        self.stats().stopped.clone().unwrap_or_else(|| "it was shut down".to_owned())
+    }
+}
+
+enum Command {
+    Submit(Submission),
+    Shutdown,
+}
+
+struct Submission {
+    request: Request,
+    max_tokens: usize,
+    events: UnboundedSender<Event>,
+}
+
+/// A running engine. Dropping it ends the thread and every request.
+pub struct Engine {
+    handle: EngineHandle,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Engine {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start<M>(runner: Runner<M>, config: EngineConfig) -> Result<Self, StartError>
+    where
+        M: StepModel + Send + Sync + 'static,
+    {
+        let scheduling = SchedulerConfig {
+            max_num_seqs: config.max_num_seqs,
+            max_num_batched_tokens: config.max_num_batched_tokens,
+        };
+        scheduling.validate()?;
+        let pools = runner.pools().clone();
+        let limits = Limits {
+            vocab_size: runner.model().vocab_size(),
+            max_model_len: config.max_model_len,
+            cache_tokens: pools.capacity(),
+        };
+        let stats = EngineStats { pages: pools.usage(), ..EngineStats::default() };
+        let shared = Arc::new(Shared { limits, stats: Mutex::new(stats) });
+        let (commands, receiver) = mpsc::channel();
+        let step_loop = StepLoop {
+            runner,
+            scheduler: Scheduler::new(scheduling, pools.clone()),
+            pools,
+            eos_token_ids: config.eos_token_ids,
+            events: HashMap::new(),
+            next_id: 0,
+            shared: shared.clone(),
+        };
+        let thread =
+            thread::Builder::new().name("engine".to_owned()).spawn(move || step_loop.run(&receiver))?;
+        Ok(Self { handle: EngineHandle { commands, shared }, thread: Some(thread) })
+    }
+
+    /// To submit requests with, from any thread.
+    pub fn handle(&self) -> EngineHandle {
+        self.handle.clone()
+    }
+
+    /// Ends all requests with [`GenerationError::Stopped`] and waits for the thread.
+    pub fn shutdown(mut self) {
+        self.stop();
+    }
+
+    fn stop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // Either fails only if the thread has ended already.
+            let _ = self.handle.commands.send(Command::Shutdown);
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Submits requests to an [`Engine`] and reads its counters.
+#[derive(Clone)]
+pub struct EngineHandle {
+    commands: mpsc::Sender<Command>,
+    shared: Arc<Shared>,
+}
+
+impl EngineHandle {
+    /// Checks a request and queues it. Dropping the stream aborts it before the next step.
+    ///
+    /// # Errors
+    /// See [`RequestError`]. Nothing is queued then.
+    pub fn submit(&self, request: Request) -> Result<RequestStream, RequestError> {
+        let max_tokens = self.shared.limits.check(&request)?;
+        // Never holds more than the answer's tokens, of which there are max_model_len at most.
+        let (events, receiver) = unbounded_channel();
+        self.commands
+            .send(Command::Submit(Submission { request, max_tokens, events }))
+            .map_err(|_| RequestError::Stopped(self.shared.stop_reason()))?;
+        Ok(RequestStream { events: receiver, ended: false, shared: self.shared.clone() })
+    }
+
+    /// Lengths that the engine admits.
+    pub fn limits(&self) -> Limits {
+        self.shared.limits
+    }
+
+    /// Counters and gauges, as of the end of the last step.
+    pub fn stats(&self) -> EngineStats {
+        self.shared.stats().clone()
+    }
+}
+
+/// The events of one request. Dropping it aborts the request.
+pub struct RequestStream {
+    events: UnboundedReceiver<Event>,
+    ended: bool,
+    shared: Arc<Shared>,
+}
+
+impl RequestStream {
+    /// The next event; `None` after the last one.
+    pub async fn recv(&mut self) -> Option<Event> {
+        if self.ended {
+            return None;
+        }
+        let event = self.events.recv().await;
+        Some(self.received(event))
+    }
+
+    /// As [`RequestStream::recv`], for an implementation of a stream.
+    pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        self.events.poll_recv(context).map(|event| Some(self.received(event)))
+    }
+
+    /// As [`RequestStream::recv`], on a thread that no async runtime runs.
+    pub fn blocking_recv(&mut self) -> Option<Event> {
+        if self.ended {
+            return None;
+        }
+        let event = self.events.blocking_recv();
+        Some(self.received(event))
+    }
+
+    fn received(&mut self, event: Option<Event>) -> Event {
+        // The engine drops a sender without a last event only when it ends itself.
+        let stopped = || Event::Failed(GenerationError::Stopped(self.shared.stop_reason()));
+        let event = event.unwrap_or_else(stopped);
+        self.ended = !matches!(event, Event::Token { .. });
+        event
+    }
+}
+
+/// What the thread owns.
+struct StepLoop<M> {
+    runner: Runner<M>,
+    scheduler: Scheduler,
+    pools: PagePools,
+    eos_token_ids: Vec<u32>,
+    /// Of every sequence in the scheduler.
+    events: HashMap<SequenceId, UnboundedSender<Event>>,
+    next_id: u64,
+    shared: Arc<Shared>,
+}
+
+impl<M: StepModel> StepLoop<M> {
+    /// Runs until it is told to stop, a step panics, or nobody can submit any more and nothing is
+    /// left to do.
+    fn run(mut self, commands: &mpsc::Receiver<Command>) {
+        let result = self.run_steps(commands);
+        let reason = match result {
+            Ok(()) => "it was shut down".to_owned(),
+            Err(reason) => {
+                tracing::error!("the engine has stopped: {reason}");
+                reason
+            }
+        };
+        let mut stats = self.shared.stats();
+        stats.stopped = Some(reason.clone());
+        (stats.num_running, stats.num_waiting) = (0, 0);
+        stats.failed += self.events.len() as u64;
+        drop(stats);
+        for events in self.events.values() {
+            let _ = events.send(Event::Failed(GenerationError::Stopped(reason.clone())));
+        }
+    }
+
+    /// The message of the panic that ended a step.
+    fn run_steps(&mut self, commands: &mpsc::Receiver<Command>) -> Result<(), String> {
+        loop {
+            let idle = self.scheduler.is_idle();
+            let command = if idle { commands.recv().ok() } else { commands.try_recv().ok() };
+            match command {
+                Some(Command::Submit(submission)) => {
+                    // Take all that has been submitted before going on.
+                    self.add(submission);
+                    continue;
+                }
+                Some(Command::Shutdown) => return Ok(()),
+                None if idle => return Ok(()),
+                None => {}
+            }
+            self.drop_abandoned();
+            // After a panic nothing of `self` is used but its senders and its counters.
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| self.step())) {
+                return Err(format!("a step panicked: {}", panic_message(payload.as_ref())));
+            }
+            self.publish();
+        }
+    }
+
+    fn add(&mut self, submission: Submission) {
+        let Submission { request, max_tokens, events } = submission;
+        let id = SequenceId(self.next_id);
+        self.next_id += 1;
+        let sampler = Sampler::new(request.params, &request.prompt, &self.eos_token_ids);
+        let sequence = Sequence::new(id, request.prompt, max_tokens, sampler, self.pools.sequence());
+        self.scheduler.add(sequence);
+        self.events.insert(id, events);
+    }
+
+    /// Takes out sequences whose client has gone. Their pages are free again.
+    fn drop_abandoned(&mut self) {
+        let mut gone = Vec::new();
+        self.events.retain(|id, events| {
+            let closed = events.is_closed();
+            if closed {
+                gone.push(*id);
+            }
+            !closed
+        });
+        for id in &gone {
+            self.scheduler.remove(*id);
+        }
+        self.shared.stats().aborted += gone.len() as u64;
+    }
+
+    fn step(&mut self) {
+        let mut output = self.scheduler.schedule();
+        for (sequence, error) in std::mem::take(&mut output.failed) {
+            let id = sequence.id();
+            drop(sequence);
+            self.fail(id, error.into());
+        }
+        if output.batch.num_rows() == 0 {
+            return;
+        }
+        match self.runner.run(&output.batch) {
+            Ok(mut logits) => {
+                self.scheduler.set_computed(&output);
+                let samples = output.segments.iter().filter(|segment| segment.samples);
+                for (row, segment) in samples.enumerate() {
+                    self.sample(segment.id, logits.row_mut(row));
+                }
+            }
+            Err(error) => {
+                for segment in &output.segments {
+                    self.fail(segment.id, GenerationError::Step(error.to_string()));
+                }
+            }
+        }
+        self.count(&output);
+    }
+
+    fn sample(&mut self, id: SequenceId, logits: &mut [f32]) {
+        let Some(sequence) = self.scheduler.running_mut(id) else { return };
+        let sampled = match sequence.sampler_mut().sample(logits) {
+            Ok(sampled) => sampled,
+            Err(error) => return self.fail(id, error.into()),
+        };
+        let reason = sequence.append(sampled.token);
+        let usage = Usage {
+            prompt_tokens: sequence.prompt_len(),
+            completion_tokens: sequence.sampler_mut().num_output(),
+        };
+        self.shared.stats().generation_tokens += 1;
+        if !matches!(reason, Some(FinishReason::Stop { .. }))
+            && let Some(events) = self.events.get(&id)
+        {
+            // A client that has gone is noticed before the next step.
+            let _ = events.send(Event::Token { id: sampled.token, logprobs: sampled.logprobs });
+        }
+        if let Some(reason) = reason {
+            self.shared.stats().finished += 1;
+            self.end(id, Event::Finished { reason, usage });
+        }
+    }
+
+    fn fail(&mut self, id: SequenceId, error: GenerationError) {
+        tracing::warn!("request {}: {error}", id.0);
+        self.shared.stats().failed += 1;
+        self.end(id, Event::Failed(error));
+    }
+
+    /// The pages are free, and the counters say so, before the client hears of the end.
+    fn end(&mut self, id: SequenceId, last: Event) {
+        self.scheduler.remove(id);
+        self.publish();
+        if let Some(events) = self.events.remove(&id) {
+            let _ = events.send(last);
+        }
+    }
+
+    fn count(&self, output: &SchedulerOutput) {
+        let mut stats = self.shared.stats();
+        stats.steps += 1;
+        stats.preemptions += output.preempted.len() as u64;
+        for segment in &output.segments {
+            if segment.phase == Phase::Prefill {
+                stats.prompt_tokens += (segment.end - segment.start) as u64;
+            }
+        }
+    }
+
+    fn publish(&self) {
+        let mut stats = self.shared.stats();
+        stats.num_running = self.scheduler.running().len();
+        stats.num_waiting = self.scheduler.waiting().len();
+        stats.pages = self.pools.usage();
+        stats.cache_health.clone_from(self.runner.cache_health());
+    }
+}
+
+fn panic_message(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}
