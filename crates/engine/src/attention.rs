@@ -44,7 +44,7 @@ impl AttentionBackend for PagedAttention<'_> {
         let out = with_values(q, |q| {
             with_values(k, |k| with_values(v, |v| self.attend_values(layer, q, k, v, params)))
         })???;
-        Ok(Tensor::from_vec(out, (rows, params.num_qo_heads, params.value_head_dim), q.device())?)
+        Ok(Tensor::from_vec(out?, (rows, params.num_qo_heads, params.value_head_dim), q.device())?)
     }
 }
 
@@ -168,3 +168,6 @@ fn check_shape(layer: usize, paged: &PagedLayer, params: &LayerAttention) -> Res
         "layer {layer}: the cache stores (KV heads, key width, value width) {stored:?}, the model has {given:?}"
     )))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,5 @@
 //! The step loop with a stand-in for the model: logits follow from a token and its position alone.
+#![expect(clippy::unwrap_used, reason = "a test may")]
 
 use std::{
     sync::{
@@ -58,6 +59,8 @@ impl StepModel for Toy {
             (0..VOCAB as u32).map(move |id| match (token, id) {
                 (NAN, 5) => f32::NAN,
                 _ if id == next => 4.0,
+                // Never sampled.
+                _ if id >= 89 => f32::NEG_INFINITY,
                 _ => ((id * 13 + token) % 11) as f32 / 4.0,
             })
         });
@@ -200,10 +203,10 @@ fn crowd() -> Vec<Request> {
     let request = |at: u32| {
         let prompt: Vec<u32> = (0..1 + at * 37 % 400).map(|i| (i * at) % 80).collect();
         let mut request = greedy(&prompt, 5 + (at as usize * 11) % 60);
-        if at % 3 != 0 {
+        if !at.is_multiple_of(3) {
             request.params.temperature = 0.9;
             request.params.seed = Some(u64::from(at));
-            request.params.top_p = if at % 2 == 0 { 0.9 } else { 1.0 };
+            request.params.top_p = if at.is_multiple_of(2) { 0.9 } else { 1.0 };
             request.params.frequency_penalty = 0.3;
         }
         request
@@ -327,7 +330,7 @@ fn bad_logits_end_one_request_only() {
     let handle = engine.handle();
     let good = handle.submit(greedy(&[1], 30)).unwrap();
     let (tokens, last) = collect(handle.submit(greedy(&[NAN], 30)).unwrap());
-    assert_eq!(tokens, []);
+    assert!(tokens.is_empty());
     let Event::Failed(error) = last else { panic!("{last:?}") };
     assert_eq!(
         error.to_string(),

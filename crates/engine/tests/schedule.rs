@@ -2,6 +2,7 @@
 //!
 //! The shadow remembers which token of which sequence was last stored in each slot. Every row must
 //! find, in the pages its block table names, exactly the tokens of its own sequence that it may see.
+#![expect(clippy::unwrap_used, reason = "a test may")]
 
 use std::collections::{HashMap, HashSet};
 

@@ -156,3 +156,6 @@ fn check_supported(layer: usize, planned: &LayerPlan, plan: &Plan) -> Result<(),
     }
     if planned.side.is_empty() { Ok(()) } else { refuse("rows beside its keys and values") }
 }
+
+#[cfg(test)]
+mod tests;
