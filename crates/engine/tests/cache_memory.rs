@@ -1,5 +1,4 @@
 //! The allocator takes the plan's bytes, for every published config and without weights.
-#![expect(clippy::unwrap_used, reason = "a test may")]
 
 use std::{fs, path::Path};
 
