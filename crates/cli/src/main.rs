@@ -1,8 +1,47 @@
 //! The `turboquant` command.
-#![expect(dead_code, reason = "the commands that use these parts come next")]
 
+mod answer;
+mod args;
+mod compare;
 mod error;
+#[cfg(test)]
+mod golden_tests;
 mod models;
+mod report;
+mod run;
+mod serve;
+mod setup;
 mod text;
 
-fn main() {}
+use std::{io::Write, process::ExitCode};
+
+use clap::Parser;
+
+use crate::args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    cli.command.set_threads();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_default_env()
+                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn")),
+        )
+        .init();
+    let result = match &cli.command {
+        Command::Run(args) => run::run(args),
+        Command::Compare(args) => compare::run(args),
+        Command::Serve(args) => serve::run(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            if !error::is_broken_pipe(&error) {
+                // Nothing can be said about an error of stderr itself.
+                let _ = writeln!(std::io::stderr(), "error: {error:#}");
+            }
+            ExitCode::from(error::exit_code(&error))
+        }
+    }
+}

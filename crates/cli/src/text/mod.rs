@@ -75,8 +75,12 @@ impl TextModel {
 
     fn from_gguf(path: &Path) -> Result<Self> {
         let file = File::open(path).with_context(|| format!("{} cannot be opened", path.display()))?;
-        let content = Content::read(&mut BufReader::new(file))
-            .map_err(|error| anyhow!("{} is not a readable GGUF file: {error}", path.display()))?;
+        let content = Content::read(&mut BufReader::new(file)).map_err(|error| {
+            // candle appends a backtrace where the environment asks for one.
+            let error = error.to_string();
+            let reason = error.lines().next().unwrap_or_default();
+            anyhow!("{} is not a readable GGUF file: {reason}", path.display())
+        })?;
         Self::from_gguf_metadata(&Metadata(&content.metadata))
             .with_context(|| format!("{} cannot be used", path.display()))
     }

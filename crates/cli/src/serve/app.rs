@@ -1,0 +1,113 @@
+//! What the handlers share, and how a checked request becomes answers.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use turboquant_engine::{
+    engine::EngineHandle,
+    request::{Request, RequestError},
+};
+
+use super::{
+    error::ApiError,
+    openai::Envelope,
+    request::{Options, PromptInput},
+};
+use crate::{answer::Answer, text::TextModel};
+
+/// The served model.
+pub(crate) struct App {
+    pub(crate) engine: EngineHandle,
+    pub(crate) text: TextModel,
+    /// Name of the model in the API.
+    pub(crate) model: String,
+    /// When the server started, in Unix seconds.
+    pub(crate) created: u64,
+    pub(crate) max_body_size: u64,
+    requests: AtomicU64,
+}
+
+impl App {
+    pub(crate) fn new(engine: EngineHandle, text: TextModel, model: String, max_body_size: u64) -> Self {
+        Self { engine, text, model, created: unix_seconds(), max_body_size, requests: AtomicU64::new(0) }
+    }
+
+    /// Longest prompt and answer together.
+    pub(crate) fn max_model_len(&self) -> usize {
+        let limits = self.engine.limits();
+        // The last token of an answer is never stored.
+        limits.max_model_len.min(limits.cache_tokens.saturating_add(1))
+    }
+
+    /// Token ids of a text. One that is too long for certain is refused before it is tokenised.
+    pub(crate) fn encode(&self, text: &str, rendered: bool) -> Result<Vec<u32>, ApiError> {
+        let fewest = self.text.fewest_tokens(text);
+        let longest = self.max_model_len();
+        if fewest > longest {
+            return Err(ApiError::context_length(
+                longest,
+                &format!("the prompt has at least {fewest} tokens"),
+            ));
+        }
+        let ids = if rendered { self.text.encode_rendered(text) } else { self.text.encode(text) };
+        ids.map_err(|error| ApiError::invalid(format!("{error:#}.")))
+    }
+
+    /// Token ids of a completion's prompt.
+    pub(crate) fn encode_prompt(&self, prompt: &PromptInput) -> Result<Vec<u32>, ApiError> {
+        match prompt {
+            PromptInput::Text(text) => self.encode(text, false),
+            PromptInput::Tokens(ids) => Ok(ids.clone()),
+        }
+    }
+
+    /// Queues `options.n` answers to `prompt`.
+    pub(crate) fn submit(&self, prompt: &[u32], options: &Options) -> Result<Vec<Answer>, ApiError> {
+        (0..options.n as u64)
+            .map(|index| {
+                let mut params = options.params.clone();
+                params.seed = params.seed.map(|seed| seed.wrapping_add(index));
+                let request = Request { prompt: prompt.to_vec(), params };
+                let events = self.engine.submit(request).map_err(|error| self.refused(error))?;
+                Ok(Answer::new(events, Arc::clone(self.text.tokens()), options.stops.clone()))
+            })
+            .collect()
+    }
+
+    fn refused(&self, error: RequestError) -> ApiError {
+        match error {
+            RequestError::ContextLength { prompt_tokens, max_tokens, .. }
+            | RequestError::CacheTooSmall { prompt_tokens, max_tokens, .. } => ApiError::context_length(
+                self.max_model_len(),
+                &format!("{prompt_tokens} tokens of prompt and {max_tokens} of answer were asked for"),
+            ),
+            RequestError::Param(error) => ApiError::invalid_param(error.field, format!("{error}.")),
+            RequestError::EmptyPrompt | RequestError::TokenId { .. } => {
+                ApiError::invalid_param("prompt", format!("{error}."))
+            }
+            RequestError::Stopped(_) => ApiError::unavailable(format!("{error}.")),
+        }
+    }
+
+    /// An envelope without choices; `kind` is the beginning of its id.
+    pub(crate) fn envelope<Choice>(&self, kind: &str, object: &'static str) -> Envelope<Choice> {
+        let number = self.requests.fetch_add(1, Ordering::Relaxed);
+        Envelope {
+            id: format!("{kind}-{:x}-{number:x}", self.created),
+            object,
+            created: unix_seconds(),
+            model: self.model.clone(),
+            choices: Vec::new(),
+            usage: None,
+        }
+    }
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}

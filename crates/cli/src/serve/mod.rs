@@ -1,0 +1,130 @@
+//! `turboquant serve`: the model over HTTP, as the OpenAI API does it.
+
+mod app;
+mod chat;
+mod completions;
+mod error;
+mod fields;
+mod openai;
+mod request;
+mod router;
+mod stream;
+
+use std::{
+    io::{self, Write},
+    net::SocketAddr,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use axum::serve::ListenerExt;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+};
+use turboquant_engine::{
+    engine::{Engine, EngineConfig},
+    plan::{Budget, PlanOptions},
+};
+
+use self::app::App;
+use crate::{
+    args::ServeArgs,
+    report::{cache_summary, size},
+    setup,
+};
+
+/// How long answers in progress may take after the server was told to stop.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(30);
+
+/// Serves until it is told to stop.
+pub(crate) fn run(args: &ServeArgs) -> Result<()> {
+    // An address that is taken should be known before the model is loaded.
+    let address = SocketAddr::new(args.host, args.port);
+    let listener = std::net::TcpListener::bind(address)
+        .with_context(|| format!("cannot listen on {address}; choose another with --host and --port"))?;
+    listener.set_nonblocking(true)?;
+    let loaded = setup::load(&args.model)?;
+    let options = PlanOptions {
+        budget: Budget::Memory(args.kv_cache_memory),
+        max_model_len: args.model.max_model_len,
+        max_num_seqs: args.max_num_seqs,
+        max_num_batched_tokens: args.max_num_batched_tokens,
+        ..loaded.plan_options(&args.model, &args.cache)?
+    };
+    let plan = loaded.plan(&options)?;
+    let config = EngineConfig {
+        max_num_seqs: plan.max_num_seqs,
+        max_num_batched_tokens: args.max_num_batched_tokens,
+        max_model_len: plan.max_model_len,
+        eos_token_ids: loaded.stop_ids(),
+    };
+    setup::print_notices(&plan);
+    let engine = Engine::start(loaded.runner(&plan)?, config)?;
+    let model = args.served_model_name.clone().unwrap_or_else(|| loaded.name.clone());
+    eprint!("{}", cache_summary(&plan));
+    eprintln!(
+        "capacity      {} sequences at once, {} tokens each at most; {} of KV memory",
+        plan.max_num_seqs,
+        plan.max_model_len,
+        size(plan.total_bytes())
+    );
+    let app = Arc::new(App::new(engine.handle(), loaded.text, model, args.max_body_size));
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let result = runtime.block_on(serve(listener, app));
+    // Threads that still tokenise for clients that have gone are not waited for.
+    runtime.shutdown_background();
+    engine.shutdown();
+    result.context("the server failed")
+}
+
+async fn serve(listener: std::net::TcpListener, app: Arc<App>) -> io::Result<()> {
+    let listener = TcpListener::from_std(listener)?;
+    let address = listener.local_addr()?;
+    let mut stop = Stop::new()?;
+    let (stopping, stopped) = tokio::sync::oneshot::channel::<()>();
+    writeln!(io::stdout(), "Serving {} on http://{address} (Ctrl-C stops)", app.model)?;
+    // Tokens are small: they must not wait for more to fill a packet.
+    let listener = listener.tap_io(|stream| {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!("TCP_NODELAY: {error}");
+        }
+    });
+    let server = axum::serve(listener, router::router(app)).with_graceful_shutdown(async {
+        // The sender is only dropped with the server itself.
+        let _ = stopped.await;
+    });
+    let mut server = std::pin::pin!(server.into_future());
+    tokio::select! {
+        result = &mut server => return result,
+        () = stop.requested() => {}
+    }
+    eprintln!("Stopping: no new connections; answers in progress may take {} s.", SHUTDOWN_GRACE.as_secs());
+    let _ = stopping.send(());
+    tokio::select! {
+        result = &mut server => result,
+        () = stop.requested() => Ok(()),
+        () = tokio::time::sleep(SHUTDOWN_GRACE) => Ok(()),
+    }
+}
+
+/// SIGINT and SIGTERM.
+struct Stop {
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+}
+
+impl Stop {
+    fn new() -> io::Result<Self> {
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    /// Waits for the next of either.
+    async fn requested(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! From the command line to a loaded model and a plan of its cache.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use turboquant::format::CacheDtype;
+use turboquant_engine::{
+    model::LoadedModel,
+    plan::{Plan, PlanOptions},
+    runner::Runner,
+};
+
+use crate::{
+    args::{CacheArgs, ModelArgs},
+    error::wrong_use,
+    models,
+    text::TextModel,
+};
+
+/// A model with its text side.
+pub(crate) struct Loaded {
+    /// The name it was asked for by, or its file's.
+    pub(crate) name: String,
+    pub(crate) text: TextModel,
+    pub(crate) model: Arc<LoadedModel>,
+}
+
+/// Finds, fetches and loads the model.
+pub(crate) fn load(args: &ModelArgs) -> Result<Loaded> {
+    let files = models::resolve(&args.model)?;
+    // The engine first: it checks every byte of a GGUF file's directory.
+    let model = Arc::new(LoadedModel::load(&files.path)?);
+    let text = TextModel::load(&files.path)?;
+    Ok(Loaded { name: files.name, text, model })
+}
+
+impl Loaded {
+    /// Tokens that end an answer: the model's files and the tokenizer know some each.
+    pub(crate) fn stop_ids(&self) -> Vec<u32> {
+        let mut ids = self.model.eos_token_ids.clone();
+        ids.extend(self.text.stop_ids());
+        ids.into_iter().collect()
+    }
+
+    /// What the arguments say about the cache; its size is left at the default.
+    pub(crate) fn plan_options(&self, model: &ModelArgs, cache: &CacheArgs) -> Result<PlanOptions> {
+        Ok(PlanOptions {
+            dtype: cache.kv_cache_dtype,
+            boundary_layers: cache.kv_boundary_layers,
+            skip_layers: cache.skip_layers()?,
+            ..self.default_plan_options(model.page_size)
+        })
+    }
+
+    /// Options that ask for nothing but a page size.
+    pub(crate) fn default_plan_options(&self, page_size: usize) -> PlanOptions {
+        PlanOptions {
+            dtype: CacheDtype::Auto,
+            page_size,
+            key_bias_norms: self.model.key_bias_norms.iter().map(|norm| norm.unwrap_or(0.0)).collect(),
+            ..PlanOptions::default()
+        }
+    }
+
+    /// The plan; whatever stands against it is something the user asked for.
+    pub(crate) fn plan(&self, options: &PlanOptions) -> Result<Plan> {
+        Plan::build(&self.model.config, options).map_err(|error| wrong_use(error.to_string()))
+    }
+
+    /// Allocates the cache.
+    pub(crate) fn runner(&self, plan: &Plan) -> Result<Runner> {
+        Ok(Runner::new(Arc::clone(&self.model), plan)?)
+    }
+}
+
+/// What the plan has to say, on stderr.
+pub(crate) fn print_notices(plan: &Plan) {
+    for notice in &plan.notices {
+        eprintln!("note: {notice}");
+    }
+}

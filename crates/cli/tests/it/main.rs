@@ -1,0 +1,14 @@
+//! The program from outside: its command line and its server.
+
+#[cfg(test)]
+mod bad_requests;
+#[cfg(test)]
+mod cli;
+#[cfg(test)]
+mod http;
+#[cfg(test)]
+mod serve;
+#[cfg(test)]
+mod smollm2;
+#[cfg(test)]
+mod support;
