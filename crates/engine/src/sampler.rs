@@ -273,49 +273,53 @@ impl Sampler {
             *x = if weight < params.min_p { 0.0 } else { weight };
         }
         let uniform: f64 = self.rng.random();
-        let sum = |weights: &[f32]| weights.iter().map(|&weight| f64::from(weight)).sum::<f64>();
         if params.top_k == 0 && params.top_p >= 1.0 {
-            let target = uniform * sum(logits);
+            let target = uniform * sum(logits.iter().copied());
             return pick(logits.iter().copied().enumerate(), target);
         }
-        let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
-        let likelier = |a: &u32, b: &u32| by_weight(logits, *a, *b);
-        let num_kept = if params.top_k == 0 { ids.len() } else { params.top_k.min(ids.len()) };
-        if num_kept < ids.len() {
-            ids.select_nth_unstable_by(num_kept, likelier);
-            ids.truncate(num_kept);
-        }
-        let weight = |id: &u32| f64::from(logits[*id as usize]);
-        if params.top_p < 1.0 {
-            let needed = f64::from(params.top_p) * ids.iter().map(weight).sum::<f64>();
-            // The set is mostly small: sort prefixes of growing length until one is long enough.
-            let mut len = 64;
-            loop {
-                len = len.min(ids.len());
-                if len < ids.len() {
-                    ids.select_nth_unstable_by(len, likelier);
-                }
-                ids[..len].sort_unstable_by(likelier);
-                let mut before = 0.0;
-                let kept = ids[..len].iter().take_while(|id| {
-                    let keep = before < needed;
-                    before += weight(id);
-                    keep
-                });
-                let kept = kept.count();
-                if kept < len || len == ids.len() {
-                    ids.truncate(kept.max(1));
-                    break;
-                }
-                len *= 8;
-            }
-        } else {
-            ids.sort_unstable_by(likelier);
-        }
-        let target = uniform * ids.iter().map(weight).sum::<f64>();
-        let kept = ids.iter().map(|&id| (id as usize, logits[id as usize]));
-        pick(kept, target)
+        let ids = likeliest(logits, params.top_k, params.top_p);
+        let kept = || ids.iter().map(|&id| logits[id as usize]);
+        pick(ids.iter().map(|&id| id as usize).zip(kept()), uniform * sum(kept()))
     }
+}
+
+fn sum(weights: impl Iterator<Item = f32>) -> f64 {
+    weights.map(f64::from).sum()
+}
+
+/// The `top_k` heaviest ids (all if 0), of these as many as it takes to reach the share `top_p` of
+/// their weight; heaviest first.
+fn likeliest(weights: &[f32], top_k: usize, top_p: f32) -> Vec<u32> {
+    let share = f64::from(top_p.min(1.0));
+    let all = sum(weights.iter().copied());
+    let mut ids: Vec<u32> = Vec::new();
+    // Mostly a few tokens have all the weight: look at the light ones only if they are needed.
+    for floor in [1e-3, 1e-6, f32::MIN_POSITIVE] {
+        ids.clear();
+        ids.extend((0..weights.len() as u32).filter(|&id| weights[id as usize] >= floor));
+        let weight = || sum(ids.iter().map(|&id| weights[id as usize]));
+        let enough = if top_k > 0 { ids.len() >= top_k } else { weight() >= share * all };
+        if enough {
+            break;
+        }
+    }
+    if top_k > 0 && top_k < ids.len() {
+        ids.select_nth_unstable_by(top_k, |a, b| by_weight(weights, *a, *b));
+        ids.truncate(top_k);
+    }
+    ids.sort_unstable_by(|a, b| by_weight(weights, *a, *b));
+    if top_p < 1.0 {
+        let total = if top_k > 0 { sum(ids.iter().map(|&id| weights[id as usize])) } else { all };
+        let mut before = 0.0;
+        let kept = ids.iter().take_while(|&&id| {
+            let keep = before < share * total;
+            before += f64::from(weights[id as usize]);
+            keep
+        });
+        let kept = kept.count();
+        ids.truncate(kept);
+    }
+    ids
 }
 
 /// Heavier first, then the lower id: the same order on every run.

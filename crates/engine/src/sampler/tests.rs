@@ -69,8 +69,84 @@ fn draws_follow_the_distribution() {
     assert_shares(both, &known(), &[0.0, 1.0, 0.0, 0.0]);
 }
 
+/// The same by sorting everything.
+fn likeliest_by_sorting(weights: &[f32], top_k: usize, top_p: f32) -> Vec<u32> {
+    let mut ids: Vec<u32> = (0..weights.len() as u32).filter(|&id| weights[id as usize] > 0.0).collect();
+    ids.sort_by(|&a, &b| weights[b as usize].total_cmp(&weights[a as usize]));
+    ids.truncate(if top_k > 0 { top_k } else { ids.len() });
+    let total: f64 = ids.iter().map(|&id| f64::from(weights[id as usize])).sum();
+    let mut kept = Vec::new();
+    let mut before = 0.0;
+    for id in ids {
+        if before >= f64::from(top_p) * total && top_p < 1.0 {
+            break;
+        }
+        before += f64::from(weights[id as usize]);
+        kept.push(id);
+    }
+    kept
+}
+
+proptest::proptest! {
+    #[test]
+    fn the_likeliest_are_those_of_a_full_sort(
+        exponents in proptest::collection::vec(-30i32..=0, 1..200),
+        top_k in 0usize..250,
+        top_p in 0.01f32..=1.0,
+    ) {
+        // Powers of two: sums are exact in any order.
+        let mut weights: Vec<f32> = exponents.iter().map(|&e| 2f32.powi(e)).collect();
+        weights[0] = 1.0;
+        proptest::prop_assert_eq!(likeliest(&weights, top_k, top_p), likeliest_by_sorting(&weights, top_k, top_p));
+    }
+
+    #[test]
+    fn a_token_with_weight_comes_out_of_any_valid_parameters(
+        logits in proptest::collection::vec(
+            proptest::prop_oneof![-1e4f32..1e4, proptest::prelude::Just(f32::NEG_INFINITY), -9f32..9.0],
+            1..60,
+        ),
+        temperature in proptest::prop_oneof![proptest::prelude::Just(0f32), 1e-4f32..5.0],
+        top_k in 0usize..70,
+        top_p in 1e-6f32..=1.0,
+        min_p in 0f32..=1.0,
+        penalties in (0.01f32..3.0, -2f32..=2.0, -2f32..=2.0),
+        bias in proptest::collection::vec((0u32..60, -100f32..=100.0), 0..4),
+        seed in 0u64..1000,
+    ) {
+        let params = SamplingParams {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty: penalties.0,
+            presence_penalty: penalties.1,
+            frequency_penalty: penalties.2,
+            logit_bias: bias,
+            seed: Some(seed),
+            logprobs: Some(3),
+            ..SamplingParams::default()
+        };
+        let mut state = Sampler::new(params, &[1, 2, 3], &[]);
+        for _ in 0..4 {
+            match state.sample(&mut logits.clone()) {
+                Ok(sampled) => {
+                    proptest::prop_assert!(logits[sampled.token as usize] > f32::NEG_INFINITY);
+                    let logprobs = sampled.logprobs.unwrap();
+                    proptest::prop_assert!(logprobs.top.iter().all(|(_, logprob)| *logprob <= 0.0));
+                    proptest::prop_assert!(logprobs.chosen <= logprobs.top[0].1);
+                }
+                Err(error) => {
+                    proptest::prop_assert_eq!(error, BadLogits::NothingLeft);
+                    proptest::prop_assert!(logits.iter().all(|&x| x == f32::NEG_INFINITY));
+                }
+            }
+        }
+    }
+}
+
 #[test]
-fn top_p_finds_sets_longer_than_the_first_sorted_prefix() {
+fn top_p_looks_beyond_the_heavy_tokens_when_it_must() {
     // 1000 equal tokens: 0.3 of them are kept, the lowest ids.
     let params = SamplingParams { top_p: 0.3, ..SamplingParams::default() };
     let mut state = sampler(params);
