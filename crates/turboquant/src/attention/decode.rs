@@ -193,8 +193,12 @@ impl Call<'_> {
         let Scratch { queries, block, coded, scores, corrections } = scratch;
         kernels::prepare_queries(self.isa, self.pages.codec, queries, coded);
         let first = range.start / BLOCK_TOKENS * BLOCK_TOKENS;
+        let tiles_at = |start| tiles(self.pages, self.rows[row].block_table, head, start, &range);
+        let mut next = tiles_at(first);
         for start in (first..range.end).step_by(BLOCK_TOKENS) {
-            let tiles = tiles(self.pages, self.rows[row].block_table, head, start, &range);
+            let tiles = next;
+            next = tiles_at(start + BLOCK_TOKENS);
+            kernels::prefetch(&next);
             let seen = range.start.saturating_sub(start)..(range.end - start).min(BLOCK_TOKENS);
             kernels::packed_scores(self.isa, self.pages, &tiles, queries, coded, block, scores);
             for (i, scores) in scores.iter_mut().enumerate() {

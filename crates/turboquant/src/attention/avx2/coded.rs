@@ -103,8 +103,10 @@ pub(in crate::attention) fn coded_scores(
             }
         }
         let norms = fields(tile, codec.tile().norms);
-        let factors: [__m256; 2] =
-            std::array::from_fn(|i| _mm256_div_ps(norms[i], _mm256_sqrt_ps(squares[i])));
+        let factors = [
+            _mm256_div_ps(norms[0], _mm256_sqrt_ps(squares[0])),
+            _mm256_div_ps(norms[1], _mm256_sqrt_ps(squares[1])),
+        ];
         for scores in &mut *scores {
             let scores = scores.0[j * TILE_TOKENS..].as_chunks_mut::<LANES>().0;
             for (s, factor) in scores.iter_mut().zip(factors) {
@@ -136,14 +138,17 @@ fn dot<const R: usize, const NORM: bool>(
     scores: &mut [ScoreRow],
     squares: &mut [__m256; 2],
 ) {
-    let queries: [&[i32]; R] =
-        std::array::from_fn(|r| &part.queries[r * part.stride + part.start..][..keys.len()]);
+    let mut queries: [&[i32]; R] = [&[]; R];
+    for (r, query) in queries.iter_mut().enumerate() {
+        *query = &part.queries[r * part.stride + part.start..][..keys.len()];
+    }
     let mut acc = [[_mm256_setzero_si256(); 2]; R];
     let mut norm = [_mm256_setzero_si256(); 2];
     for (step, keys) in keys.iter().enumerate() {
         let k = [load_words(&keys[0]), load_words(&keys[1])];
         for r in 0..R {
-            let q = _mm256_set1_epi32(queries[r][step]);
+            // SAFETY: every row of `queries` was cut to the length of `keys`.
+            let q = _mm256_set1_epi32(unsafe { *queries[r].get_unchecked(step) });
             for i in 0..2 {
                 acc[r][i] = _mm256_add_epi32(acc[r][i], _mm256_madd_epi16(q, k[i]));
             }
@@ -378,7 +383,8 @@ fn code_weights(
         *worth = [word, sum(minima)];
         let factor = _mm256_set1_ps(factor);
         for (scaled, words) in scaled.as_chunks::<2>().0.iter().zip(words.0.as_chunks_mut::<LANES>().0) {
-            let [a, b] = scaled.map(|s| _mm256_cvtps_epi32(_mm256_mul_ps(s, factor)));
+            let a = _mm256_cvtps_epi32(_mm256_mul_ps(scaled[0], factor));
+            let b = _mm256_cvtps_epi32(_mm256_mul_ps(scaled[1], factor));
             let packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0b11_01_10_00);
             // SAFETY: eight i32 behind the reference; the store needs no alignment.
             unsafe { _mm256_storeu_si256(words.as_mut_ptr().cast(), packed) };
@@ -409,20 +415,28 @@ fn weigh<const R: usize, const V: usize>(
     first: usize,
 ) {
     let pairs = block.pairs.clone();
-    let planes: [&[Words]; V] = std::array::from_fn(|v| &block.planes[(group + v) * PAIRS..][pairs.clone()]);
-    let weights: [&[i32]; R] = std::array::from_fn(|r| &block.weights[r].0[pairs.clone()]);
+    let mut planes: [&[Words]; V] = [&[]; V];
+    for (v, planes) in planes.iter_mut().enumerate() {
+        *planes = &block.planes[(group + v) * PAIRS..][pairs.clone()];
+    }
+    let mut weights: [&[i32]; R] = [&[]; R];
+    for (weights, row) in weights.iter_mut().zip(block.weights) {
+        *weights = &row.0[pairs.clone()];
+    }
     let mut sums = [[_mm256_setzero_si256(); V]; R];
     for pair in 0..pairs.len() {
         for v in 0..V {
-            let plane = load_words(&planes[v][pair]);
+            // SAFETY: every row of `planes` and of `weights` was cut to the length of `pairs`.
+            let plane = load_words(unsafe { planes[v].get_unchecked(pair) });
             for r in 0..R {
-                let weight = _mm256_set1_epi32(weights[r][pair]);
+                // SAFETY: as above.
+                let weight = _mm256_set1_epi32(unsafe { *weights[r].get_unchecked(pair) });
                 sums[r][v] = _mm256_add_epi32(sums[r][v], _mm256_madd_epi16(weight, plane));
             }
         }
     }
     for r in 0..R {
-        let [word, minima] = block.scales[r].map(|x| _mm256_set1_ps(x));
+        let (word, minima) = (_mm256_set1_ps(block.scales[r][0]), _mm256_set1_ps(block.scales[r][1]));
         let correction = _mm256_set1_ps(block.corrections[r]);
         for v in 0..V {
             let acc = &mut acc[r * block.width + first + group + v];

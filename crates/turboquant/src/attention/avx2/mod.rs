@@ -66,10 +66,9 @@ fn load_half(x: &[u8; 16]) -> __m128i {
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn fields(tile: &[u8], at: Option<usize>) -> [__m256; 2] {
-    let halves = at.map_or(&[][..], |at| &tile[at..]).as_chunks::<16>().0;
-    std::array::from_fn(|i| {
-        halves.get(i).map_or(_mm256_setzero_ps(), |half| _mm256_cvtph_ps(load_half(half)))
-    })
+    let Some(at) = at else { return [_mm256_setzero_ps(); 2] };
+    let halves = tile[at..at + 32].as_chunks::<16>().0;
+    [_mm256_cvtph_ps(load_half(&halves[0])), _mm256_cvtph_ps(load_half(&halves[1]))]
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
