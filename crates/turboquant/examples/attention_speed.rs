@@ -99,7 +99,7 @@ fn measure(
 
     let one = num_qo_heads * head_dim;
     let row = [DecodeRow { block_table: &block_table, seq_len: context }];
-    let decode = median(decodes, || {
+    let decode = time(decodes, || {
         cpu.decode(next_layer()?, &params, &queries[..one], &row, &mut out[..one], None)?;
         Ok(())
     })?;
@@ -110,7 +110,7 @@ fn measure(
         block_table: &block_table,
         context_len: context,
     };
-    let prefill = median(prefills, || Ok(cpu.prefill(next_layer()?, &params, &chunk, &mut out)?))?;
+    let prefill = time(prefills, || Ok(cpu.prefill(next_layer()?, &params, &chunk, &mut out)?))?;
 
     let bytes = (context * num_kv_heads * codec.rows().layout().slot_bytes) as f64;
     let seen = PREFILL_TOKENS * context + PREFILL_TOKENS * (PREFILL_TOKENS + 1) / 2;
@@ -135,8 +135,9 @@ fn cpu_time() -> Duration {
     Duration::from_nanos(stat.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0))
 }
 
-/// Median seconds of a call, over at least 5 calls and 0.3 s; NaN if it is not wanted.
-fn median(
+/// Seconds of a call, over at least 5 calls and 0.4 s: the median; with one thread the mean of its own
+/// time. NaN if it is not wanted.
+fn time(
     wanted: bool,
     mut call: impl FnMut() -> Result<(), Box<dyn std::error::Error>>,
 ) -> Result<f64, Box<dyn std::error::Error>> {
@@ -144,13 +145,15 @@ fn median(
         return Ok(f64::NAN);
     }
     call()?;
-    let (begin, mut times) = (Instant::now(), Vec::new());
-    while times.len() < 5 || begin.elapsed() < Duration::from_millis(300) {
-        let (start, cpu_start) = (Instant::now(), cpu_time());
+    let (begin, cpu_begin, mut times) = (Instant::now(), cpu_time(), Vec::new());
+    while times.len() < 5 || begin.elapsed() < Duration::from_millis(400) {
+        let start = Instant::now();
         call()?;
-        let cpu_time =
-            if rayon::current_num_threads() == 1 { cpu_time() - cpu_start } else { Duration::ZERO };
-        times.push(if cpu_time.is_zero() { start.elapsed() } else { cpu_time }.as_secs_f64());
+        times.push(start.elapsed().as_secs_f64());
+    }
+    let cpu_time = cpu_time() - cpu_begin;
+    if rayon::current_num_threads() == 1 && !cpu_time.is_zero() {
+        return Ok(cpu_time.as_secs_f64() / times.len() as f64);
     }
     times.sort_by(f64::total_cmp);
     Ok(times[times.len() / 2])

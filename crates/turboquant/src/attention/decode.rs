@@ -57,8 +57,12 @@ impl Cpu<'_> {
             lse: lse.chunks_exact_mut(group),
             next: 0,
         };
+        // By head, the longest row must leave room to balance: at most half of a thread's share.
+        let tokens = |row: &DecodeRow<'_>| visible(params.window, row.seq_len).len();
+        let longest = rows.iter().map(tokens).max().unwrap_or(0);
+        let all = rows.iter().map(tokens).sum::<usize>() * shape.num_kv_heads;
         let threads = self.exec.threads();
-        if threads == 1 || outputs.len() >= 4 * threads {
+        if threads == 1 || longest * threads * 2 <= all {
             call.by_head(self, outputs);
         } else {
             call.by_split(self, outputs);

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{LANES, coded, fields, load_bytes, load_half, store};
+use super::{LANES, coded_keys, coded_values, fields, load_bytes, load_half, store};
 use crate::{
     attention::block::{KeyLanes, ValueLanes},
     format::{KeyFormat, NativeDtype, ValueFormat},
@@ -30,7 +30,7 @@ pub(in crate::attention) fn widen_keys(
     factors: &mut [f32; TILE_TOKENS],
 ) {
     if let Some(centroids) = codec.centroids() {
-        return coded::widen_keys(codec, centroids, tile, keys, factors);
+        return coded_keys::widen_keys(codec, centroids, tile, keys, factors);
     }
     factors.fill(1.0);
     let area = &tile[codec.tile().key_codes.clone()];
@@ -81,7 +81,7 @@ fn uniform(codec: &PageCodec, bits: u8, tile: &[u8], area: &[u8], values: &mut [
     }
     let [scales, zeros] = pair;
     for group in 0..groups {
-        for (p, plane) in coded::unpack_values(bits, area, groups, group).into_iter().enumerate() {
+        for (p, plane) in coded_values::unpack_values(bits, area, groups, group).into_iter().enumerate() {
             let even = _mm256_and_si256(plane, _mm256_set1_epi32(0xFFFF));
             let odd = _mm256_srli_epi32(plane, 16);
             for (token, codes) in [(2 * p, even), (2 * p + 1, odd)] {
