@@ -39,6 +39,14 @@ pub enum LoadError {
         /// What was found and what is expected.
         reason: String,
     },
+    /// The geometry of the cache cannot be read from `config.json`.
+    #[error("{path}: {source}")]
+    Geometry {
+        /// File.
+        path: PathBuf,
+        /// Field and reason.
+        source: Box<crate::config::ConfigError>,
+    },
     /// No forward pass for this family.
     #[error("{path}: architecture `{found}` is not supported; supported are {supported}")]
     Architecture {

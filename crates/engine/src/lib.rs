@@ -1,5 +1,4 @@
 //! From a model file and token ids to generated token ids, over a compressed paged KV cache.
-#![expect(dead_code, reason = "GGUF files and the other families build on these parts")]
 
 pub mod attention;
 pub mod batch;

@@ -14,7 +14,7 @@ use candle_core::{DType, Device};
 use dense::DenseAttention;
 use turboquant::format::{CacheDtype, Preset};
 use turboquant_engine::{
-    batch::StepBatch,
+    batch::{Phase, Segment, StepBatch},
     engine::{Engine, EngineConfig, EngineHandle, RequestStream},
     model::LoadedModel,
     plan::{Budget, Plan, PlanOptions},
@@ -137,6 +137,11 @@ fn greedy_answers_are_those_of_dense_attention() {
         for _ in 0..30 {
             let batch = StepBatch {
                 positions: (start..start + step.len()).map(|at| at as u32).collect(),
+                segments: vec![Segment {
+                    rows: 0..step.len(),
+                    phase: if start == 0 { Phase::Prefill } else { Phase::Decode },
+                    block_tables: Vec::new(),
+                }],
                 logits_rows: vec![step.len() as u32 - 1],
                 token_ids: step.clone(),
                 ..StepBatch::default()

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 use dense::DenseAttention;
-use turboquant_engine::batch::StepBatch;
+use turboquant_engine::batch::{Phase, Segment, StepBatch};
 use turboquant_engine::model::LoadedModel;
 
 /// Largest difference of a logit; the logits themselves are within +-8.
@@ -17,12 +17,13 @@ fn tiny(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/tiny").join(name)
 }
 
-fn step(token_ids: &[u32], start: usize) -> StepBatch {
+fn step(token_ids: &[u32], start: usize, phase: Phase) -> StepBatch {
     StepBatch {
         token_ids: token_ids.to_vec(),
         positions: (start..start + token_ids.len()).map(|p| p as u32).collect(),
+        segments: vec![Segment { rows: 0..token_ids.len(), phase, block_tables: Vec::new() }],
+        slot_mapping: Vec::new(),
         logits_rows: (0..token_ids.len() as u32).collect(),
-        ..StepBatch::default()
     }
 }
 
@@ -39,13 +40,13 @@ fn check(name: &str) {
     let ids = golden["input_ids"].to_dtype(DType::U32).unwrap().flatten_all().unwrap();
     let ids: Vec<u32> = ids.to_vec1().unwrap();
 
-    let full = model.forward(&step(&ids, 0), &mut DenseAttention::default()).unwrap();
+    let full = model.forward(&step(&ids, 0, Phase::Prefill), &mut DenseAttention::default()).unwrap();
     let full_error = max_error(&full, &golden["logits_full"].squeeze(0).unwrap());
 
     let mut attention = DenseAttention::default();
-    let mut logits = vec![model.forward(&step(&ids[..32], 0), &mut attention).unwrap()];
+    let mut logits = vec![model.forward(&step(&ids[..32], 0, Phase::Prefill), &mut attention).unwrap()];
     for (position, id) in ids.iter().enumerate().skip(32) {
-        logits.push(model.forward(&step(&[*id], position), &mut attention).unwrap());
+        logits.push(model.forward(&step(&[*id], position, Phase::Decode), &mut attention).unwrap());
     }
     let cached = Tensor::cat(&logits, 0).unwrap();
     let cached_error = max_error(&cached, &golden["logits_prefill32_then_decode"].squeeze(0).unwrap());
@@ -68,4 +69,24 @@ fn mistral() {
 #[test]
 fn ministral() {
     check("ministral");
+}
+
+#[test]
+fn qwen3() {
+    check("qwen3");
+}
+
+#[test]
+fn gemma2() {
+    check("gemma2");
+}
+
+#[test]
+fn gemma3() {
+    check("gemma3_text");
+}
+
+#[test]
+fn phi3() {
+    check("phi3");
 }

@@ -13,11 +13,11 @@ use super::rope::Rope;
 use super::rows::for_each_row;
 use super::spec::{DecoderSpec, LayerSpec};
 use super::{AttentionBackend, LayerAttention};
-use crate::batch::StepBatch;
+use crate::batch::{Phase, StepBatch};
 use crate::error::{EngineError, LoadError};
 use crate::weights::Loader;
 use crate::weights::blocks::{Matrix, Part};
-use crate::weights::linear::{Linear, with_values};
+use crate::weights::linear::{Linear, Runs, with_values};
 
 #[derive(Debug)]
 pub(crate) struct Decoder {
@@ -77,25 +77,26 @@ impl Decoder {
     pub(crate) fn forward(
         &self,
         batch: &StepBatch,
+        runs: &Runs,
         backend: &mut dyn AttentionBackend,
     ) -> Result<Tensor, EngineError> {
         let angles: Vec<_> = self.ropes.iter().map(|rope| rope.angles(&batch.positions)).collect();
         let mut x = self.embed(&batch.token_ids)?;
         for (index, layer) in self.layers.iter().enumerate() {
-            let mut y =
-                layer.attention.forward(index, &layer.attention_norm.forward(&x)?, &angles, backend)?;
+            let normed = layer.attention_norm.forward(&x)?;
+            let mut y = layer.attention.forward(index, &normed, runs, &angles, backend)?;
             if let Some(norm) = &layer.post_attention_norm {
                 y = norm.forward(&y)?;
             }
             x = (x + y)?;
-            let mut y = layer.mlp.forward(&layer.mlp_norm.forward(&x)?)?;
+            let mut y = layer.mlp.forward(&layer.mlp_norm.forward(&x)?, runs)?;
             if let Some(norm) = &layer.post_mlp_norm {
                 y = norm.forward(&y)?;
             }
             x = (x + y)?;
         }
         let x = take_rows(&x, &batch.logits_rows)?;
-        let logits = self.head.forward(&self.norm.forward(&x)?)?;
+        let logits = self.head.forward(&self.norm.forward(&x)?, &[(0..x.dim(0)?, Phase::Decode)])?;
         Ok(match self.logits_soft_cap {
             Some(cap) => ((logits / f64::from(cap))?.tanh()? * f64::from(cap))?,
             None => logits,

@@ -14,11 +14,12 @@ mod rows;
 mod spec;
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::Path;
 
 use candle_core::{Device, Tensor};
 
-use crate::batch::StepBatch;
+use crate::batch::{Phase, StepBatch};
 use crate::config::ModelConfig;
 use crate::error::{EngineError, LoadError};
 use crate::weights::{Loader, WeightSummary};
@@ -89,23 +90,14 @@ impl LoadedModel {
     /// # Errors
     /// Files that are damaged, incomplete, or of an architecture that is not supported.
     pub fn load(path: &Path) -> Result<Self, LoadError> {
-        let source = if path.is_dir() {
-            families::from_folder(path)?
-        } else {
-            return Err(LoadError::NotAModel { path: path.into() });
-        };
+        let source = if path.is_dir() { families::from_folder(path)? } else { families::from_gguf(path)? };
         let mut loader = Loader::new(&source.files);
         let decoder = Decoder::load(&mut loader, &source)?;
         for name in loader.unused() {
             tracing::warn!("{}: tensor {name} is not used", source.files.path.display());
         }
         let weights = loader.summary;
-        tracing::info!(
-            "{}: {} of weights in memory; repacked to Q8_0: {:?}",
-            path.display(),
-            weights.bytes,
-            weights.repacked
-        );
+        tracing::info!("{}: {} bytes of weights, {:?}", path.display(), weights.bytes, weights.by_dtype);
         Ok(LoadedModel {
             vocab_size: source.spec.vocab_size,
             eos_token_ids: source.eos_token_ids,
@@ -142,9 +134,48 @@ impl LoadedModel {
         if let Some(id) = batch.token_ids.iter().find(|id| **id as usize >= self.vocab_size) {
             return Err(EngineError::TokenId { id: *id, vocab_size: self.vocab_size });
         }
+        let runs = phase_runs(batch)?;
         if rows == 0 {
             return Ok(Tensor::zeros((0, self.vocab_size), candle_core::DType::F32, &Device::Cpu)?);
         }
-        self.decoder.forward(batch, attention)
+        self.decoder.forward(batch, &runs, attention)
     }
+}
+
+/// Rows of the same phase that follow each other.
+fn phase_runs(batch: &StepBatch) -> Result<Vec<(Range<usize>, Phase)>, EngineError> {
+    let mut runs: Vec<(Range<usize>, Phase)> = Vec::new();
+    let mut end = 0;
+    for segment in &batch.segments {
+        if segment.rows.start != end || segment.rows.end < end {
+            return Err(EngineError::Batch(format!(
+                "segment {:?} does not begin at row {end}",
+                segment.rows
+            )));
+        }
+        end = segment.rows.end;
+        match runs.last_mut() {
+            Some((rows, phase)) if *phase == segment.phase => rows.end = end,
+            _ => runs.push((segment.rows.clone(), segment.phase)),
+        }
+    }
+    if end != batch.token_ids.len() {
+        return Err(EngineError::Batch(format!("segments end at row {end} of {}", batch.token_ids.len())));
+    }
+    Ok(runs)
+}
+
+/// The ids that end a generation: the union of what `config.json` (its text part included) and
+/// `generation_config.json` say. A number, a list, or nothing; negative numbers are nothing.
+pub fn eos_token_ids(
+    config: &serde_json::Value,
+    generation_config: Option<&serde_json::Value>,
+) -> BTreeSet<u32> {
+    [Some(config), config.get("text_config"), generation_config]
+        .into_iter()
+        .flatten()
+        .filter_map(|json| json.get("eos_token_id"))
+        .flat_map(|ids| ids.as_array().cloned().unwrap_or_else(|| vec![ids.clone()]))
+        .filter_map(|id| u32::try_from(id.as_u64()?).ok())
+        .collect()
 }

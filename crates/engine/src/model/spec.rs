@@ -47,3 +47,38 @@ pub(crate) struct LayerSpec {
     /// Index into [`DecoderSpec::ropes`].
     pub(crate) rope: usize,
 }
+
+impl DecoderSpec {
+    /// Llama: what a family does not say otherwise.
+    pub(crate) fn plain(
+        hidden_size: usize,
+        intermediate_size: usize,
+        vocab_size: usize,
+        norm_eps: f32,
+        ropes: Vec<Rope>,
+        layers: Vec<LayerSpec>,
+    ) -> Self {
+        let head_dim = layers.first().map_or(1, |layer| layer.attention.key_head_dim);
+        DecoderSpec {
+            hidden_size,
+            intermediate_size,
+            vocab_size,
+            norm_eps,
+            norm_minus_one: false,
+            activation: Activation::Silu,
+            embed_scale: None,
+            tied: false,
+            qkv_bias: false,
+            out_bias: false,
+            mlp_bias: false,
+            fused: false,
+            qk_norm: false,
+            post_norms: false,
+            sm_scale: 1.0 / (head_dim as f32).sqrt(),
+            attention_soft_cap: None,
+            logits_soft_cap: None,
+            ropes,
+            layers,
+        }
+    }
+}

@@ -1,22 +1,17 @@
-//! Weight matrices in the types in which they stay in memory, and the repacking of those types that
-//! candle has no vector kernel for.
+//! Weight matrices, kept in the type of the file.
 #![expect(unsafe_code, reason = "file bytes are read straight into typed blocks")]
 
 use candle_core::quantized::GgmlDType;
 use candle_core::quantized::k_quants::{
-    self, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0,
+    BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0,
     GgmlType,
 };
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 use super::{Loader, TensorEntry, WeightFiles};
 use crate::error::LoadError;
 
 const SUPPORTED: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K";
-
-/// Bytes of a file that are converted at a time.
-const CHUNK_BYTES: usize = 1 << 20;
 
 /// Types that any bytes are a value of, without padding.
 ///
@@ -35,6 +30,8 @@ unsafe impl Plain for bf16 {}
 unsafe impl Plain for BlockQ4_0 {}
 // SAFETY: as above.
 unsafe impl Plain for BlockQ4_1 {}
+// SAFETY: as above.
+unsafe impl Plain for BlockQ5_0 {}
 // SAFETY: as above.
 unsafe impl Plain for BlockQ5_1 {}
 // SAFETY: as above.
@@ -63,6 +60,9 @@ pub(crate) enum Blocks {
     F16(Vec<f16>),
     Bf16(Vec<bf16>),
     Q4_0(Vec<BlockQ4_0>),
+    Q4_1(Vec<BlockQ4_1>),
+    Q5_0(Vec<BlockQ5_0>),
+    Q5_1(Vec<BlockQ5_1>),
     Q8_0(Vec<BlockQ8_0>),
     Q2K(Vec<BlockQ2K>),
     Q3K(Vec<BlockQ3K>),
@@ -79,6 +79,9 @@ macro_rules! with_blocks {
             Blocks::F16($blocks) => $body,
             Blocks::Bf16($blocks) => $body,
             Blocks::Q4_0($blocks) => $body,
+            Blocks::Q4_1($blocks) => $body,
+            Blocks::Q5_0($blocks) => $body,
+            Blocks::Q5_1($blocks) => $body,
             Blocks::Q8_0($blocks) => $body,
             Blocks::Q2K($blocks) => $body,
             Blocks::Q3K($blocks) => $body,
@@ -89,34 +92,28 @@ macro_rules! with_blocks {
     };
 }
 
-/// The type in memory of a tensor that has `dtype` in the file; `None` if it is not supported.
-fn dtype_in_memory(dtype: GgmlDType) -> Option<GgmlDType> {
-    use GgmlDType::*;
-    match dtype {
-        F32 | F16 | BF16 | Q4_0 | Q8_0 | Q2K | Q3K | Q4K | Q5K | Q6K => Some(dtype),
-        Q4_1 | Q5_0 | Q5_1 => Some(Q8_0),
-        _ => None,
-    }
-}
-
 impl Blocks {
-    /// `elements` zeros.
-    fn zeros(dtype: GgmlDType, elements: usize) -> Self {
+    /// `elements` zeros; `None` for a type without products.
+    fn zeros(dtype: GgmlDType, elements: usize) -> Option<Self> {
         fn vec<T: GgmlType>(elements: usize) -> Vec<T> {
             vec![T::zeros(); elements / T::BLCK_SIZE]
         }
-        match dtype {
+        Some(match dtype {
             GgmlDType::F32 => Blocks::F32(vec(elements)),
             GgmlDType::F16 => Blocks::F16(vec(elements)),
             GgmlDType::BF16 => Blocks::Bf16(vec(elements)),
             GgmlDType::Q4_0 => Blocks::Q4_0(vec(elements)),
+            GgmlDType::Q4_1 => Blocks::Q4_1(vec(elements)),
+            GgmlDType::Q5_0 => Blocks::Q5_0(vec(elements)),
+            GgmlDType::Q5_1 => Blocks::Q5_1(vec(elements)),
+            GgmlDType::Q8_0 => Blocks::Q8_0(vec(elements)),
             GgmlDType::Q2K => Blocks::Q2K(vec(elements)),
             GgmlDType::Q3K => Blocks::Q3K(vec(elements)),
             GgmlDType::Q4K => Blocks::Q4K(vec(elements)),
             GgmlDType::Q5K => Blocks::Q5K(vec(elements)),
             GgmlDType::Q6K => Blocks::Q6K(vec(elements)),
-            _ => Blocks::Q8_0(vec(elements)),
-        }
+            GgmlDType::Q8_1 | GgmlDType::Q8K => return None,
+        })
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
@@ -133,10 +130,6 @@ pub(crate) struct Matrix {
 }
 
 impl Matrix {
-    pub(crate) fn bytes(&self) -> usize {
-        with_blocks!(&self.blocks, blocks => size_of_val(&blocks[..]))
-    }
-
     /// `out = rows start.. of the matrix` as f32; `out.len()` is a multiple of `cols`.
     pub(crate) fn dequantize_rows(&self, start: usize, out: &mut [f32]) {
         fn rows<T: GgmlType>(blocks: &[T], start: usize, out: &mut [f32]) {
@@ -144,12 +137,6 @@ impl Matrix {
             T::to_float(&blocks[start..start + out.len() / T::BLCK_SIZE], out);
         }
         with_blocks!(&self.blocks, blocks => rows(blocks, start * self.cols, out))
-    }
-
-    /// `out [m, rows] = x [m, cols] * self^T`. A row of the result depends on that row of `x` alone,
-    /// not on `m`.
-    pub(crate) fn matmul(&self, m: usize, x: &[f32], out: &mut [f32]) -> candle_core::Result<()> {
-        with_blocks!(&self.blocks, blocks => k_quants::matmul((m, self.cols, self.rows), x, blocks, out))
     }
 }
 
@@ -170,98 +157,55 @@ impl<'a> Part<'a> {
 }
 
 impl Loader<'_> {
-    /// Stacks `parts` along the rows: one product instead of several. Only neighbours of the same
-    /// type in memory can share a matrix.
+    /// Stacks `parts` along the rows: one product instead of several. Only neighbours of the same type
+    /// can share a matrix.
     pub(crate) fn stack(&mut self, parts: &[Part<'_>], cols: usize) -> Result<Vec<Matrix>, LoadError> {
-        let dtypes = parts
-            .iter()
-            .map(|part| {
-                let entry = self.files.entry(part.name, &[part.rows, cols])?;
-                self.supported(part.name, entry, cols)
-            })
-            .collect::<Result<Vec<_>, _>>()?;
+        let dtypes =
+            parts.iter().map(|part| self.dtype(part, cols)).collect::<Result<Vec<GgmlDType>, _>>()?;
         let mut matrices = Vec::new();
-        let mut first = 0;
-        while first < parts.len() {
-            let (_, dtype) = dtypes[first];
-            let run = dtypes[first..].iter().take_while(|(_, other)| *other == dtype).count();
-            let rows = parts[first..first + run].iter().map(|part| part.rows).sum();
-            let mut matrix = Matrix { rows, cols, blocks: Blocks::zeros(dtype, rows * cols) };
-            let mut row = 0;
-            for (part, (in_file, _)) in parts[first..first + run].iter().zip(&dtypes[first..]) {
-                self.fill(&mut matrix, row, *in_file, part)?;
-                row += part.rows;
-                self.mark_used(part.name);
-                self.count(dtype, matrix.bytes() / rows * part.rows);
-                if *in_file != dtype {
-                    *self.summary.repacked.entry(format!("{in_file:?}")).or_default() += 1;
-                }
-            }
-            matrices.push(matrix);
-            first += run;
+        let mut rest = parts;
+        for run in dtypes.chunk_by(|a, b| a == b) {
+            let (own, others) = rest.split_at(run.len());
+            matrices.push(self.read_stack(own, run[0], cols)?);
+            rest = others;
         }
         Ok(matrices)
     }
 
-    /// Type in the file and type in memory.
-    fn supported(
-        &self,
-        name: &str,
-        entry: &TensorEntry,
-        cols: usize,
-    ) -> Result<(GgmlDType, GgmlDType), LoadError> {
-        let refuse = |got: String| LoadError::Dtype {
+    /// The type of a tensor that must be there with this shape.
+    fn dtype(&self, part: &Part<'_>, cols: usize) -> Result<GgmlDType, LoadError> {
+        let entry = self.files.entry(part.name, &[part.rows, cols])?;
+        let got = match &entry.dtype {
+            Ok(dtype) if Blocks::zeros(*dtype, 0).is_some() => return Ok(*dtype),
+            Ok(dtype) => format!("{dtype:?}"),
+            Err(name) => name.clone(),
+        };
+        Err(LoadError::Dtype {
             path: self.files.file_path(entry).into(),
-            tensor: name.into(),
+            tensor: part.name.into(),
             got,
             supported: SUPPORTED,
-        };
-        let in_file = entry.dtype.clone().map_err(refuse)?;
-        let in_memory = dtype_in_memory(in_file).ok_or_else(|| refuse(format!("{in_file:?}")))?;
-        if !cols.is_multiple_of(in_file.block_size()) {
-            return Err(LoadError::Malformed {
-                path: self.files.file_path(entry).into(),
-                reason: format!(
-                    "tensor {name} has rows of {cols} elements in blocks of {}",
-                    in_file.block_size()
-                ),
-            });
-        }
-        Ok((in_file, in_memory))
+        })
     }
 
-    /// Reads a part into the rows of `matrix` from `row` on.
-    fn fill(
-        &self,
-        matrix: &mut Matrix,
-        row: usize,
-        in_file: GgmlDType,
-        part: &Part<'_>,
-    ) -> Result<(), LoadError> {
-        let entry = self.files.entry(part.name, &[part.rows, matrix.cols])?;
-        let row_bytes = matrix.bytes() / matrix.rows;
-        match (&mut matrix.blocks, in_file) {
-            (Blocks::Q8_0(blocks), GgmlDType::Q4_1 | GgmlDType::Q5_0 | GgmlDType::Q5_1) => {
-                let row_blocks = matrix.cols / BlockQ8_0::BLCK_SIZE;
-                let out = &mut blocks[row * row_blocks..][..part.rows * row_blocks];
-                match in_file {
-                    GgmlDType::Q4_1 => repack::<BlockQ4_1>(self.files, part.name, entry, out)?,
-                    GgmlDType::Q5_1 => repack::<BlockQ5_1>(self.files, part.name, entry, out)?,
-                    _ => repack_q5_0(self.files, part.name, entry, out)?,
-                }
+    /// One matrix of parts that all have type `dtype`.
+    fn read_stack(&mut self, parts: &[Part<'_>], dtype: GgmlDType, cols: usize) -> Result<Matrix, LoadError> {
+        let rows = parts.iter().map(|part| part.rows).sum();
+        let mut blocks = Blocks::zeros(dtype, rows * cols).unwrap_or(Blocks::F32(Vec::new()));
+        let row_bytes = cols / dtype.block_size() * dtype.type_size();
+        let mut rest = blocks.bytes_mut();
+        for part in parts {
+            let entry = self.files.entry(part.name, &[part.rows, cols])?;
+            let (own, others) = rest.split_at_mut(part.rows * row_bytes);
+            self.files.read(part.name, entry, 0, own)?;
+            if let Some(heads) = part.interleaved_heads {
+                own.chunks_exact_mut(own.len() / heads).for_each(|head| deinterleave(head, row_bytes));
             }
-            (blocks, _) => {
-                let out = &mut blocks.bytes_mut()[row * row_bytes..][..part.rows * row_bytes];
-                self.files.read(part.name, entry, 0, out)?;
-            }
+            self.mark_used(part.name);
+            self.count(dtype, own.len());
+            rest = others;
         }
-        if let Some(heads) = part.interleaved_heads {
-            let rows = &mut matrix.blocks.bytes_mut()[row * row_bytes..][..part.rows * row_bytes];
-            for head in rows.chunks_exact_mut(part.rows / heads * row_bytes) {
-                deinterleave(head, row_bytes);
-            }
-        }
-        Ok(())
+        Ok(Matrix { rows, cols, blocks })
     }
 }
 
@@ -273,61 +217,6 @@ fn deinterleave(head: &mut [u8], row_bytes: usize) {
         let target = i / 2 + (i % 2) * half;
         head[target * row_bytes..][..row_bytes].copy_from_slice(row);
     }
-}
-
-/// Through f32, with a new scale per block.
-fn repack<T: Plain>(
-    files: &WeightFiles,
-    name: &str,
-    entry: &TensorEntry,
-    out: &mut [BlockQ8_0],
-) -> Result<(), LoadError> {
-    let mut chunk = vec![T::zeros(); (CHUNK_BYTES / size_of::<T>()).min(out.len())];
-    let mut offset = 0;
-    for out in out.chunks_mut(chunk.len()) {
-        let chunk = &mut chunk[..out.len()];
-        files.read(name, entry, offset, bytes_mut(chunk))?;
-        offset += size_of_val(chunk) as u64;
-        chunk.par_chunks(256).zip(out.par_chunks_mut(256)).for_each(|(blocks, out)| {
-            let mut values = [0f32; 256 * 32];
-            let values = &mut values[..blocks.len() * 32];
-            T::to_float(blocks, values);
-            BlockQ8_0::from_float(values, out);
-        });
-    }
-    Ok(())
-}
-
-/// Without loss: the scale is kept, and codes of 5 bits minus 16 fit into 8.
-fn repack_q5_0(
-    files: &WeightFiles,
-    name: &str,
-    entry: &TensorEntry,
-    out: &mut [BlockQ8_0],
-) -> Result<(), LoadError> {
-    const BLOCK: usize = 22; // scale 2, high bits 4, low nibbles 16
-    let chunk_blocks = (CHUNK_BYTES / BLOCK).min(out.len());
-    let mut chunk = vec![0u8; chunk_blocks * BLOCK];
-    let mut offset = 0;
-    for out in out.chunks_mut(chunk_blocks) {
-        let chunk = &mut chunk[..out.len() * BLOCK];
-        files.read(name, entry, offset, chunk)?;
-        offset += chunk.len() as u64;
-        let out = bytes_mut(out);
-        chunk.par_chunks(256 * BLOCK).zip(out.par_chunks_mut(256 * 34)).for_each(|(chunk, out)| {
-            for (block, out) in chunk.chunks_exact(BLOCK).zip(out.chunks_exact_mut(34)) {
-                let high = u32::from_le_bytes([block[2], block[3], block[4], block[5]]);
-                out[..2].copy_from_slice(&block[..2]);
-                for (i, nibbles) in block[6..].iter().enumerate() {
-                    let first = nibbles & 15 | ((high >> i & 1) as u8) << 4;
-                    let second = nibbles >> 4 | ((high >> (i + 16) & 1) as u8) << 4;
-                    out[2 + i] = first.wrapping_sub(16);
-                    out[18 + i] = second.wrapping_sub(16);
-                }
-            }
-        });
-    }
-    Ok(())
 }
 
 /// A float tensor as f32.

@@ -1,10 +1,13 @@
 //! Products of activations with weight matrices.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, Result, Storage, Tensor};
 
 use super::blocks::Matrix;
+use super::product::{Output, product};
+use crate::batch::Phase;
 
 /// Runs `f` on the values of a contiguous f32 tensor in main memory.
 pub(crate) fn with_values<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
@@ -17,6 +20,9 @@ pub(crate) fn with_values<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<
     };
     Ok(f(&values[start..end]))
 }
+
+/// Neighbouring rows of the same phase; together all rows of a step.
+pub(crate) type Runs = [(Range<usize>, Phase)];
 
 /// `y = x W^T + b`
 #[derive(Debug)]
@@ -38,38 +44,29 @@ impl Linear {
     }
 
     /// `[m, cols] -> [m, rows]`
-    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    pub(crate) fn forward(&self, x: &Tensor, runs: &Runs) -> Result<Tensor> {
         let (m, cols) = x.dims2()?;
         if cols != self.cols {
             candle_core::bail!("a product with a [{}, {}] matrix got rows of {cols}", self.rows, self.cols);
         }
         let mut out = vec![0f32; m * self.rows];
-        with_values(x, |x| self.multiply(m, x, &mut out))??;
+        with_values(x, |x| {
+            for (rows, phase) in runs {
+                let x = &x[rows.start * cols..rows.end * cols];
+                let out = &mut out[rows.start * self.rows..rows.end * self.rows];
+                let mut column = 0;
+                for matrix in &self.matrices {
+                    product(matrix, *phase, x, Output::new(out, self.rows, column))?;
+                    column += matrix.rows;
+                }
+            }
+            Ok::<_, candle_core::Error>(())
+        })??;
         if let Some(bias) = &self.bias {
             for row in out.chunks_exact_mut(self.rows) {
                 row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
             }
         }
         Tensor::from_vec(out, (m, self.rows), x.device())
-    }
-
-    fn multiply(&self, m: usize, x: &[f32], out: &mut [f32]) -> Result<()> {
-        if let [matrix] = &self.matrices[..] {
-            return matrix.matmul(m, x, out);
-        }
-        let mut column = 0;
-        for matrix in &self.matrices {
-            if m == 1 {
-                matrix.matmul(1, x, &mut out[column..column + matrix.rows])?;
-            } else {
-                let mut part = vec![0f32; m * matrix.rows];
-                matrix.matmul(m, x, &mut part)?;
-                for (out, part) in out.chunks_exact_mut(self.rows).zip(part.chunks_exact(matrix.rows)) {
-                    out[column..column + matrix.rows].copy_from_slice(part);
-                }
-            }
-            column += matrix.rows;
-        }
-        Ok(())
     }
 }

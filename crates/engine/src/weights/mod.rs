@@ -7,6 +7,7 @@
 pub(crate) mod blocks;
 pub(crate) mod gguf;
 pub(crate) mod linear;
+mod product;
 pub(crate) mod safetensors;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -94,6 +95,19 @@ impl WeightFiles {
     }
 }
 
+/// What a file is that often lies where weights should be, from its first bytes.
+fn not_weights(start: &[u8]) -> Option<&'static str> {
+    if start.is_empty() {
+        Some("the file is empty")
+    } else if start.starts_with(b"version ") {
+        Some("it is a Git LFS pointer, not the weights: fetch them with `git lfs pull`")
+    } else if start.trim_ascii_start().starts_with(b"<") {
+        Some("it is a web page, not the weights")
+    } else {
+        None
+    }
+}
+
 /// Tensors of one type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DtypeCount {
@@ -108,10 +122,8 @@ pub struct DtypeCount {
 pub struct WeightSummary {
     /// All weights; a matrix that is shared counts once.
     pub bytes: usize,
-    /// By type in memory.
+    /// By type, which is that of the file; vectors are F32 whatever they were.
     pub by_dtype: BTreeMap<String, DtypeCount>,
-    /// By type in the file, for those that were repacked to Q8_0: how many.
-    pub repacked: BTreeMap<String, usize>,
 }
 
 /// Reads tensors in the form in which the model keeps them, and keeps the books.

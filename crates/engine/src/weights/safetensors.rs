@@ -10,7 +10,7 @@ use candle_core::quantized::GgmlDType;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use super::{TensorEntry, WeightFiles};
+use super::{TensorEntry, WeightFiles, not_weights};
 use crate::error::LoadError;
 
 type Entries = Vec<(String, TensorEntry)>;
@@ -197,21 +197,14 @@ fn open_file(path: &Path, index: usize) -> Result<(Mutex<File>, Entries), LoadEr
 fn read_header(path: &Path, file: &mut File, file_bytes: u64) -> Result<Vec<u8>, LoadError> {
     let io = |source| LoadError::Io { path: path.into(), source };
     let malformed = |reason: String| LoadError::Malformed { path: path.into(), reason };
-    if file_bytes == 0 {
-        return Err(malformed("the file is empty".into()));
-    }
     let mut start = [0u8; 8];
-    if file_bytes < 8 {
-        return Err(malformed(format!("it has {file_bytes} bytes, less than the header's length field")));
+    let present = file_bytes.min(8) as usize;
+    file.read_exact(&mut start[..present]).map_err(io)?;
+    if let Some(what) = not_weights(&start[..present]) {
+        return Err(malformed(what.into()));
     }
-    file.read_exact(&mut start).map_err(io)?;
-    if &start == b"version " {
-        return Err(malformed(
-            "it is a Git LFS pointer, not the weights: fetch them with `git lfs pull`".into(),
-        ));
-    }
-    if start.trim_ascii_start().starts_with(b"<") {
-        return Err(malformed("it is a web page, not the weights".into()));
+    if present < 8 {
+        return Err(malformed(format!("it has {present} bytes, less than the header's length field")));
     }
     let header_bytes = u64::from_le_bytes(start);
     if header_bytes > file_bytes - 8 {

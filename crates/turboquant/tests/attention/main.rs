@@ -4,7 +4,6 @@
 
 mod compare;
 mod decode;
-mod extremes;
 mod fixture;
 mod golden;
 mod independence;

@@ -3,38 +3,31 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use turboquant::format::NativeDtype;
 
-use crate::config::AttentionSpec;
+use crate::config::{AttentionSpec, ModelConfig};
 use crate::error::LoadError;
 use crate::model::rope::{Rope, RopeScaling};
+use crate::model::spec::{DecoderSpec, LayerSpec};
 
 /// A `config.json`. Fields are looked up in `text_config` where there is one; null is absent.
 #[derive(Debug)]
 pub(crate) struct HfConfig {
     pub(crate) path: PathBuf,
-    root: Value,
+    pub(crate) root: Value,
+    /// Heads and windows of each layer, dtype, context length.
+    pub(crate) geometry: ModelConfig,
 }
 
 impl HfConfig {
-    pub(crate) fn read(folder: &Path) -> Result<Self, LoadError> {
-        let path = folder.join("config.json");
-        if !path.is_file() {
-            return Err(LoadError::NotAModel { path: folder.into() });
-        }
-        let text =
-            std::fs::read_to_string(&path).map_err(|source| LoadError::Io { path: path.clone(), source })?;
-        let root = serde_json::from_str(&text)
-            .map_err(|error| LoadError::Malformed { path: path.clone(), reason: error.to_string() })?;
-        Ok(HfConfig { path, root })
+    pub(crate) fn new(path: PathBuf, root: Value) -> Result<Self, LoadError> {
+        let geometry = ModelConfig::from_hf_file(&path)
+            .map_err(|source| LoadError::Geometry { path: path.clone(), source: Box::new(source) })?;
+        Ok(HfConfig { path, root, geometry })
     }
 
     /// The part that describes the language model.
-    fn text(&self) -> &Value {
-        match self.root.get("text_config") {
-            Some(text) if text.is_object() => text,
-            _ => &self.root,
-        }
+    pub(crate) fn text(&self) -> &Value {
+        text_config(&self.root)
     }
 
     /// A field that is there and not null.
@@ -76,72 +69,192 @@ impl HfConfig {
         self.typed(field, "a number", Value::as_f64)
     }
 
-    pub(crate) fn opt_bool(&self, field: &str) -> Result<Option<bool>, LoadError> {
-        self.typed(field, "true or false", Value::as_bool)
+    pub(crate) fn flag(&self, field: &str) -> Result<bool, LoadError> {
+        Ok(self.typed(field, "true or false", Value::as_bool)?.unwrap_or(false))
     }
 
-    pub(crate) fn opt_str(&self, field: &str) -> Result<Option<&str>, LoadError> {
-        self.typed(field, "a string", Value::as_str)
-    }
-
-    pub(crate) fn model_type(&self) -> Result<&str, LoadError> {
-        let model_type = self.opt_str("model_type")?;
-        self.required("model_type", model_type)
-    }
-
-    /// Of the weights as published: `dtype`, or `torch_dtype` before transformers 5.
-    pub(crate) fn dtype(&self) -> Result<NativeDtype, LoadError> {
-        let field = if self.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
-        match self.opt_str(field)? {
-            Some("float32") => Ok(NativeDtype::F32),
-            Some("float16") => Ok(NativeDtype::F16),
-            Some("bfloat16") | None => Ok(NativeDtype::Bf16),
-            Some(other) => {
-                Err(self.error(field, format!("is {other}, expected float32, float16 or bfloat16")))
+    /// The activation, which must be one of `names`.
+    pub(crate) fn activation(&self, field: &str, names: &[&str]) -> Result<(), LoadError> {
+        match self.typed(field, "a string", Value::as_str)? {
+            Some(other) if !names.contains(&other) => {
+                Err(self.error(field, format!("is {other}, supported is {}", names.join(" or "))))
             }
+            _ => Ok(()),
         }
     }
 
-    /// Heads of every layer; windows are left to the family.
-    pub(crate) fn heads(&self) -> Result<AttentionSpec, LoadError> {
-        let num_qo_heads = self.usize("num_attention_heads")?;
-        let num_kv_heads = self.opt_usize("num_key_value_heads")?.unwrap_or(num_qo_heads);
-        if !num_qo_heads.is_multiple_of(num_kv_heads) {
-            return Err(self.error(
-                "num_key_value_heads",
-                format!("is {num_kv_heads}, which does not divide num_attention_heads {num_qo_heads}"),
-            ));
-        }
-        let head_dim = match self.opt_usize("head_dim")? {
-            Some(head_dim) => head_dim,
-            None => {
-                let hidden = self.usize("hidden_size")?;
-                if !hidden.is_multiple_of(num_qo_heads) {
-                    return Err(self.error(
-                        "head_dim",
-                        format!("is missing, and hidden_size {hidden} is not a multiple of num_attention_heads {num_qo_heads}"),
-                    ));
-                }
-                hidden / num_qo_heads
-            }
-        };
-        Ok(AttentionSpec {
-            num_qo_heads,
-            num_kv_heads,
-            key_head_dim: head_dim,
-            value_head_dim: head_dim,
-            window: None,
+    /// A decoder without special features, rotated alike in all layers.
+    pub(crate) fn plain(&self, default_eps: f64, rope: Rope) -> Result<DecoderSpec, LoadError> {
+        let layers =
+            self.attention()?.into_iter().map(|attention| LayerSpec { attention, rope: 0 }).collect();
+        Ok(DecoderSpec {
+            tied: tied(&self.root, false),
+            ..DecoderSpec::plain(
+                self.usize("hidden_size")?,
+                self.usize("intermediate_size")?,
+                self.usize("vocab_size")?,
+                self.opt_f64("rms_norm_eps")?.unwrap_or(default_eps) as f32,
+                vec![rope],
+                layers,
+            )
         })
     }
 
-    /// The rotation; `default_theta` is the class default.
-    pub(crate) fn rope(&self, head_dim: usize, default_theta: f64) -> Result<Rope, LoadError> {
-        let parameters = self.get("rope_parameters").or_else(|| self.get("rope_scaling"));
-        let number = |field: &str| parameters.and_then(|p| p.get(field)).and_then(Value::as_f64);
-        let theta = match number("rope_theta") {
-            Some(theta) => theta,
-            None => self.opt_f64("rope_theta")?.unwrap_or(default_theta),
-        };
-        Ok(Rope::new(theta, head_dim, &RopeScaling::None))
+    fn attention(&self) -> Result<Vec<AttentionSpec>, LoadError> {
+        (self.geometry.layers.iter())
+            .map(|layer| {
+                layer.attention().copied().ok_or_else(|| {
+                    self.error("layer_types", "has layers without keys and values, which this family has not")
+                })
+            })
+            .collect()
     }
+
+    /// Width of a key, the same in all layers of the supported families.
+    pub(crate) fn head_dim(&self) -> Result<usize, LoadError> {
+        let first = self.attention()?.first().map(|attention| attention.key_head_dim);
+        self.required("num_hidden_layers", first)
+    }
+
+    /// Which layers slide, where it matters beyond the window itself. Without `layer_types`, all but
+    /// every `pattern`th.
+    pub(crate) fn slides(&self, pattern: usize) -> Vec<bool> {
+        let types = self.get("layer_types").and_then(Value::as_array);
+        (0..self.geometry.layers.len())
+            .map(|layer| match types {
+                Some(types) => types.get(layer).is_some_and(|kind| kind == "sliding_attention"),
+                None => (layer + 1) % pattern != 0,
+            })
+            .collect()
+    }
+
+    /// The rotation of all layers. transformers' own rotation without scaling knows
+    /// `partial_rotary_factor` in some families only.
+    pub(crate) fn rope(&self, default_theta: f64, partial: bool) -> Result<Rope, LoadError> {
+        let empty = Value::Null;
+        let parameters = self.get("rope_parameters").or_else(|| self.get("rope_scaling")).unwrap_or(&empty);
+        let theta = self.opt_f64("rope_theta")?.unwrap_or(default_theta);
+        self.rope_of(parameters, theta, partial)
+    }
+
+    /// The rotation that `parameters` describe.
+    pub(crate) fn rope_of(
+        &self,
+        parameters: &Value,
+        default_theta: f64,
+        partial: bool,
+    ) -> Result<Rope, LoadError> {
+        let field = "rope_parameters";
+        let opt = |name: &str| match parameters.get(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => value.as_f64().filter(|x| *x > 0.0).map(Some).ok_or_else(|| {
+                self.error(&format!("{field}.{name}"), format!("is {value}, expected a positive number"))
+            }),
+        };
+        let required =
+            |name: &str| opt(name)?.ok_or_else(|| self.error(&format!("{field}.{name}"), "is missing"));
+        let kind = parameters.get("rope_type").or_else(|| parameters.get("type")).and_then(Value::as_str);
+        let kind = kind.unwrap_or("default");
+        let max_len = || self.usize("max_position_embeddings").map(|len| len as f64);
+        let original_max_len = || match self.opt_usize("original_max_position_embeddings")? {
+            Some(len) => Ok(len as f64),
+            None => match opt("original_max_position_embeddings")? {
+                Some(len) => Ok(len),
+                None => max_len(),
+            },
+        };
+        let scaling = match kind {
+            "default" => RopeScaling::None,
+            "linear" => RopeScaling::Linear { factor: required("factor")? },
+            "llama3" => RopeScaling::Llama3 {
+                factor: required("factor")?,
+                low_freq_factor: required("low_freq_factor")?,
+                high_freq_factor: required("high_freq_factor")?,
+                original_max_len: original_max_len()?,
+            },
+            "yarn" => {
+                let original_max_len = original_max_len()?;
+                let factor = match opt("factor")? {
+                    Some(factor) => factor,
+                    None => max_len()? / original_max_len,
+                };
+                let mscale = |by: f64| if factor <= 1.0 { 1.0 } else { 0.1 * by * factor.ln() + 1.0 };
+                let attention_factor =
+                    match (opt("attention_factor")?, opt("mscale")?, opt("mscale_all_dim")?) {
+                        (Some(given), ..) => given,
+                        (None, Some(one), Some(all)) => mscale(one) / mscale(all),
+                        _ => mscale(1.0),
+                    };
+                RopeScaling::Yarn {
+                    factor,
+                    beta_fast: opt("beta_fast")?.unwrap_or(32.0),
+                    beta_slow: opt("beta_slow")?.unwrap_or(1.0),
+                    original_max_len,
+                    attention_factor,
+                    truncate: parameters.get("truncate").and_then(Value::as_bool).unwrap_or(true),
+                }
+            }
+            "dynamic" | "longrope" | "su" => {
+                return Err(self.error(
+                    field,
+                    format!(
+                        "has type {kind}, whose frequencies change with the length of the sequence: keys that are already cached would be wrong; supported are default, linear, llama3, yarn"
+                    ),
+                ));
+            }
+            other => {
+                return Err(self.error(
+                    field,
+                    format!("has the unknown type {other}; supported are default, linear, llama3, yarn"),
+                ));
+            }
+        };
+        let theta = opt("rope_theta")?.unwrap_or(default_theta);
+        let head_dim = self.head_dim()?;
+        let partial = if partial || kind != "default" {
+            opt("partial_rotary_factor")?.or(self.opt_f64("partial_rotary_factor")?).unwrap_or(1.0)
+        } else {
+            1.0
+        };
+        let rotary_dim = (head_dim as f64 * partial) as usize;
+        if rotary_dim == 0 || !rotary_dim.is_multiple_of(2) || rotary_dim > head_dim {
+            return Err(self.error(
+                "partial_rotary_factor",
+                format!(
+                    "turns {rotary_dim} of {head_dim} elements of a head, which is not an even part of it"
+                ),
+            ));
+        }
+        Ok(Rope::new(theta, rotary_dim, &scaling))
+    }
+}
+
+/// The language model's part of a `config.json`.
+pub(crate) fn text_config(root: &Value) -> &Value {
+    match root.get("text_config") {
+        Some(text) if text.is_object() => text,
+        _ => root,
+    }
+}
+
+/// Of the language model, or else of the whole; empty where there is none.
+pub(crate) fn model_type(root: &Value) -> &str {
+    [text_config(root), root].iter().find_map(|config| config.get("model_type")?.as_str()).unwrap_or_default()
+}
+
+/// Whether the output head is the embedding matrix: the language model's own flag, or else that of the
+/// whole, or else the family's default.
+pub(crate) fn tied(root: &Value, default: bool) -> bool {
+    [text_config(root), root]
+        .iter()
+        .flat_map(|config| ["tie_word_embeddings", "tie_embedding"].map(|field| config.get(field)))
+        .find_map(|flag| flag?.as_bool())
+        .unwrap_or(default)
+}
+
+/// Reads a JSON file.
+pub(crate) fn read_json(path: &Path) -> Result<Value, LoadError> {
+    let text = std::fs::read_to_string(path).map_err(|source| LoadError::Io { path: path.into(), source })?;
+    serde_json::from_str(&text)
+        .map_err(|error| LoadError::Malformed { path: path.into(), reason: error.to_string() })
 }

@@ -1,16 +1,23 @@
 //! From a family's own spelling of its hyper-parameters to a [`DecoderSpec`].
 
+mod gemma;
+mod gguf;
 mod hf;
 mod llama;
+mod phi;
+mod qwen;
 
 use std::collections::BTreeSet;
 use std::path::Path;
+
+use turboquant::format::NativeDtype;
 
 use super::names::Names;
 use super::spec::DecoderSpec;
 use crate::config::{CacheSpec, ModelConfig};
 use crate::error::LoadError;
 use crate::weights::{WeightFiles, safetensors};
+use gguf::GgufConfig;
 use hf::HfConfig;
 
 /// All that the decoder is loaded from.
@@ -25,34 +32,98 @@ pub(crate) struct Source {
 
 /// Reads the hyper-parameters of a family.
 type FromHf = fn(&HfConfig) -> Result<DecoderSpec, LoadError>;
+type FromGguf = fn(&GgufConfig) -> Result<DecoderSpec, LoadError>;
 
 /// By the `model_type` of `config.json`.
-const HF_FAMILIES: &[(&str, FromHf)] =
-    &[("llama", llama::from_hf), ("mistral", llama::from_hf), ("ministral", llama::from_hf)];
+const HF_FAMILIES: &[(&str, FromHf)] = &[
+    ("llama", llama::from_hf),
+    ("mistral", llama::from_hf),
+    ("ministral", llama::from_hf),
+    ("qwen2", qwen::qwen2_from_hf),
+    ("qwen3", qwen::qwen3_from_hf),
+    ("gemma2", gemma::gemma2_from_hf),
+    ("gemma3", gemma::gemma3_from_hf),
+    ("gemma3_text", gemma::gemma3_from_hf),
+    ("phi3", phi::from_hf),
+];
+
+/// By the `general.architecture` of GGUF files.
+const GGUF_FAMILIES: &[(&str, FromGguf)] = &[
+    ("llama", llama::from_gguf),
+    ("qwen2", qwen::qwen2_from_gguf),
+    ("qwen3", qwen::qwen3_from_gguf),
+    ("gemma2", gemma::gemma2_from_gguf),
+    ("gemma3", gemma::gemma3_from_gguf),
+    ("phi3", phi::from_gguf),
+];
+
+/// The family of that name.
+fn find<F: Copy>(families: &[(&str, F)], found: &str, path: &Path) -> Result<F, LoadError> {
+    families.iter().find(|(name, _)| *name == found).map(|(_, family)| *family).ok_or_else(|| {
+        LoadError::Architecture {
+            path: path.into(),
+            found: found.into(),
+            supported: families.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", "),
+        }
+    })
+}
 
 /// A folder with `config.json` and safetensors files.
 pub(crate) fn from_folder(folder: &Path) -> Result<Source, LoadError> {
-    let config = HfConfig::read(folder)?;
-    let model_type = config.model_type()?;
-    let Some((_, family)) = HF_FAMILIES.iter().find(|(name, _)| *name == model_type) else {
-        return Err(LoadError::Architecture {
-            path: config.path.clone(),
-            found: model_type.into(),
-            supported: HF_FAMILIES.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", "),
-        });
-    };
+    let path = folder.join("config.json");
+    if !path.is_file() {
+        return Err(LoadError::NotAModel { path: folder.into() });
+    }
+    let root = hf::read_json(&path)?;
+    let family = find(HF_FAMILIES, hf::model_type(&root), &path)?;
+    let config = HfConfig::new(path, root)?;
     let spec = family(&config)?;
     let files = safetensors::open(folder)?;
+    let names = hf_names(&files, spec.post_norms);
+    if spec.tied && files.contains(&names.head()) {
+        tracing::warn!(
+            "{}: the embeddings are tied by {}, {} is not read",
+            folder.display(),
+            config.path.display(),
+            names.head()
+        );
+    }
+    let generation_path = folder.join("generation_config.json");
+    let generation = if generation_path.is_file() { Some(hf::read_json(&generation_path)?) } else { None };
+    let eos_token_ids = super::eos_token_ids(&config.root, generation.as_ref());
+    Ok(Source { spec, names, files, eos_token_ids, config: config.geometry })
+}
+
+/// Text models, and text models inside of multimodal ones in both of their spellings.
+fn hf_names(files: &WeightFiles, post_norms: bool) -> Names {
+    let prefixes = [
+        ("model.", ""),
+        ("model.language_model.", ""),
+        ("language_model.model.", "language_model."),
+        ("", ""),
+    ];
+    let (prefix, head_prefix) = prefixes
+        .into_iter()
+        .find(|(prefix, _)| files.contains(&format!("{prefix}embed_tokens.weight")))
+        .unwrap_or(prefixes[0]);
+    Names::Hf { prefix: prefix.into(), head_prefix, post_norms }
+}
+
+/// A GGUF file.
+pub(crate) fn from_gguf(path: &Path) -> Result<Source, LoadError> {
+    let config = GgufConfig::read(path)?;
+    let family = find(GGUF_FAMILIES, &config.architecture, path)?;
+    let spec = family(&config)?;
     Ok(Source {
-        names: Names::Hf { prefix: "model.".into(), head_prefix: "", post_norms: spec.post_norms },
+        names: Names::Gguf { interleaved_heads: config.architecture == "llama" },
         config: ModelConfig::new(
-            model_type,
-            config.dtype()?,
-            config.usize("max_position_embeddings")?,
+            config.architecture.clone(),
+            NativeDtype::F16,
+            config.max_model_len()?,
             spec.layers.iter().map(|layer| CacheSpec::Attention(layer.attention)).collect(),
         ),
-        eos_token_ids: BTreeSet::new(),
+        eos_token_ids: config.eos_token_ids(),
         spec,
-        files,
+        files: config.files,
     })
 }

@@ -1,0 +1,104 @@
+//! `out [m, rows] = x [m, cols] * weights^T`, in two ways.
+//!
+//! Generated tokens come a few at a time: their product reads the weights as they are stored, and is
+//! bound by memory ([`decode`]). Prompts come in hundreds of rows: a tile of weights is unpacked to f32
+//! once and used for all of them, bound by arithmetic ([`prefill`]). Which one a row takes is decided by
+//! its phase and not by how many rows there are, and within each a row's result depends on that row
+//! alone: so a token's logits do not depend on what else is in the batch.
+#![expect(unsafe_code, reason = "workers write disjoint columns of one output")]
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+mod tile;
+mod widen;
+
+use std::marker::PhantomData;
+
+use candle_core::Result;
+use candle_core::quantized::k_quants::{self, GgmlType};
+
+use super::blocks::{Blocks, Matrix};
+use crate::batch::Phase;
+
+/// Columns `column..` of a row-major output, written by many threads, each element by one.
+#[derive(Clone, Copy)]
+pub(crate) struct Output<'a> {
+    start: *mut f32,
+    rows: usize,
+    stride: usize,
+    column: usize,
+    _out: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: a pointer into a slice of f32 that is exclusively borrowed for 'a; writes go through
+// `write`, whose callers promise that no two threads write the same element.
+unsafe impl Send for Output<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Output<'_> {}
+
+impl<'a> Output<'a> {
+    /// `out [rows, stride]`
+    pub(crate) fn new(out: &'a mut [f32], stride: usize, column: usize) -> Self {
+        Output { start: out.as_mut_ptr(), rows: out.len() / stride, stride, column, _out: PhantomData }
+    }
+
+    /// Where `(row, column)` is, for `width` elements of that row.
+    fn at(&self, row: usize, column: usize, width: usize) -> *mut f32 {
+        assert!(row < self.rows && self.column + column + width <= self.stride);
+        // SAFETY: in bounds, as just checked.
+        unsafe { self.start.add(row * self.stride + self.column + column) }
+    }
+
+    /// Copies `values` to `row`, from `column` on.
+    ///
+    /// # Safety
+    /// No other thread reads or writes these elements at the same time.
+    unsafe fn write(&self, row: usize, column: usize, values: &[f32]) {
+        let target = self.at(row, column, values.len());
+        // SAFETY: `at` has checked the bounds; the caller is alone with these elements.
+        unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), target, values.len()) };
+    }
+}
+
+/// The product of rows of one phase.
+pub(crate) fn product(matrix: &Matrix, phase: Phase, x: &[f32], out: Output<'_>) -> Result<()> {
+    match phase {
+        Phase::Prefill => {
+            tile::prefill(matrix, x, out);
+            Ok(())
+        }
+        Phase::Decode => decode(matrix, x, out),
+    }
+}
+
+/// K-quants meet activations that candle rounds to 8 bits per 256, as llama.cpp does; all other weights
+/// meet f32 activations.
+fn decode(matrix: &Matrix, x: &[f32], out: Output<'_>) -> Result<()> {
+    match &matrix.blocks {
+        Blocks::F32(weights) => widen::product(matrix.cols, weights, x, out),
+        Blocks::F16(weights) => widen::product(matrix.cols, weights, x, out),
+        Blocks::Bf16(weights) => widen::product(matrix.cols, weights, x, out),
+        Blocks::Q4_0(weights) => widen::product(matrix.cols, weights, x, out),
+        Blocks::Q4_1(weights) => widen::product(matrix.cols, weights, x, out),
+        Blocks::Q5_0(weights) => widen::product(matrix.cols, weights, x, out),
+        Blocks::Q5_1(weights) => widen::product(matrix.cols, weights, x, out),
+        Blocks::Q8_0(weights) => widen::product(matrix.cols, weights, x, out),
+        Blocks::Q2K(weights) => k_quant(matrix, weights, x, out)?,
+        Blocks::Q3K(weights) => k_quant(matrix, weights, x, out)?,
+        Blocks::Q4K(weights) => k_quant(matrix, weights, x, out)?,
+        Blocks::Q5K(weights) => k_quant(matrix, weights, x, out)?,
+        Blocks::Q6K(weights) => k_quant(matrix, weights, x, out)?,
+    }
+    Ok(())
+}
+
+fn k_quant<T: GgmlType>(matrix: &Matrix, weights: &[T], x: &[f32], out: Output<'_>) -> Result<()> {
+    let m = x.len() / matrix.cols;
+    let mut product = vec![0f32; m * matrix.rows];
+    k_quants::matmul((m, matrix.cols, matrix.rows), x, weights, &mut product)?;
+    for (row, values) in product.chunks_exact(matrix.rows).enumerate() {
+        // SAFETY: matmul has returned, this thread is the only one.
+        unsafe { out.write(row, 0, values) };
+    }
+    Ok(())
+}
