@@ -1,7 +1,7 @@
 //! Times decode and prefill attention on packed pages.
 //!
-//! `cargo run --release -p turboquant --example attention_speed [-- [threads=N] [FILTER]...]`: rows of
-//! the tables whose text contains every FILTER; N threads, by default all.
+//! `cargo run --release -p turboquant --example attention_speed [-- [threads=N] [only=decode|prefill]
+//! [FILTER]...]`: rows of the table whose text contains every FILTER; N threads, by default all.
 
 #![expect(clippy::print_stdout, reason = "prints a table")]
 
@@ -30,6 +30,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let threads = filters.remove(i)["threads=".len()..].parse()?;
         rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
     }
+    let mut calls = [true; 2];
+    if let Some(i) = filters.iter().position(|arg| arg.starts_with("only=")) {
+        calls = ["decode", "prefill"].map(|call| filters[i]["only=".len()..] == *call);
+        filters.remove(i);
+    }
     println!(
         "{} thread(s), {}, pages of {PAGE_SIZE}; decode: one row of one layer, us and GB/s of packed bytes;\n\
          prefill: {PREFILL_TOKENS} tokens after the context, ms and GFLOP/s (2 per multiply-add)\n",
@@ -44,7 +49,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             for dtype in CacheDtype::ALL {
                 let name = format!("| {}/{}/{} | {context} | {dtype} |", shape.0, shape.1, shape.2);
                 if filters.iter().all(|filter| name.contains(filter.as_str())) {
-                    println!("{name} {}", measure(dtype, shape, context)?);
+                    println!("{name} {}", measure(dtype, shape, context, calls)?);
                 }
             }
         }
@@ -56,6 +61,7 @@ fn measure(
     dtype: CacheDtype,
     (num_qo_heads, num_kv_heads, head_dim): (usize, usize, usize),
     context: usize,
+    [decodes, prefills]: [bool; 2],
 ) -> Result<String, Box<dyn std::error::Error>> {
     let rows = RowCodec::new(dtype.row_format(NativeDtype::F16), head_dim, head_dim)?;
     let codec = PageCodec::new(rows, num_kv_heads, PAGE_SIZE)?;
@@ -93,7 +99,7 @@ fn measure(
 
     let one = num_qo_heads * head_dim;
     let row = [DecodeRow { block_table: &block_table, seq_len: context }];
-    let decode = median(Duration::from_millis(300), || {
+    let decode = time(decodes, || {
         cpu.decode(next_layer()?, &params, &queries[..one], &row, &mut out[..one], None)?;
         Ok(())
     })?;
@@ -104,8 +110,7 @@ fn measure(
         block_table: &block_table,
         context_len: context,
     };
-    let prefill =
-        median(Duration::from_millis(300), || Ok(cpu.prefill(next_layer()?, &params, &chunk, &mut out)?))?;
+    let prefill = time(prefills, || Ok(cpu.prefill(next_layer()?, &params, &chunk, &mut out)?))?;
 
     let bytes = (context * num_kv_heads * codec.rows().layout().slot_bytes) as f64;
     let seen = PREFILL_TOKENS * context + PREFILL_TOKENS * (PREFILL_TOKENS + 1) / 2;
@@ -130,19 +135,25 @@ fn cpu_time() -> Duration {
     Duration::from_nanos(stat.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0))
 }
 
-/// Median seconds of a call, over at least 5 calls and `time`.
-fn median(
-    time: Duration,
+/// Seconds of a call, over at least 5 calls and 0.4 s: the median; with one thread the mean of its own
+/// time. NaN if it is not wanted.
+fn time(
+    wanted: bool,
     mut call: impl FnMut() -> Result<(), Box<dyn std::error::Error>>,
 ) -> Result<f64, Box<dyn std::error::Error>> {
+    if !wanted {
+        return Ok(f64::NAN);
+    }
     call()?;
-    let (begin, mut times) = (Instant::now(), Vec::new());
-    while times.len() < 5 || begin.elapsed() < time {
-        let (start, cpu_start) = (Instant::now(), cpu_time());
+    let (begin, cpu_begin, mut times) = (Instant::now(), cpu_time(), Vec::new());
+    while times.len() < 5 || begin.elapsed() < Duration::from_millis(400) {
+        let start = Instant::now();
         call()?;
-        let cpu_time =
-            if rayon::current_num_threads() == 1 { cpu_time() - cpu_start } else { Duration::ZERO };
-        times.push(if cpu_time.is_zero() { start.elapsed() } else { cpu_time }.as_secs_f64());
+        times.push(start.elapsed().as_secs_f64());
+    }
+    let cpu_time = cpu_time() - cpu_begin;
+    if rayon::current_num_threads() == 1 && !cpu_time.is_zero() {
+        return Ok(cpu_time.as_secs_f64() / times.len() as f64);
     }
     times.sort_by(f64::total_cmp);
     Ok(times[times.len() / 2])

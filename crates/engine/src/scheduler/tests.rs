@@ -148,6 +148,21 @@ fn the_youngest_is_preempted_and_rebuilt() {
 }
 
 #[test]
+fn a_victim_loses_the_rows_it_had_in_the_step() {
+    // 640 pages for the older one's prompt, one for it to grow, one for the younger one's.
+    let mut bench = Bench::new(4, 300, &[(FULL, 642)]);
+    bench.add(10_240, 2);
+    bench.add(10, 1000);
+    bench.steps(&["0:p0..256 1:p0..10*"]);
+    for at in 1..39 {
+        let (decode, chunk) = (9 + at, 256 * at);
+        assert_eq!(bench.step(), format!("1:d{decode}..{}* 0:p{chunk}..{}", decode + 1, chunk + 256));
+    }
+    // The younger one has four pages by now, which its turn to decode comes first for.
+    bench.steps(&["0:p9984..10240* -1", "0:d10240..10241*", "1:p0..10", "1:d10..49*"]);
+}
+
+#[test]
 fn a_replay_shares_the_step_with_decodes() {
     let mut bench = Bench::new(4, 300, &[(FULL, 1000)]);
     bench.add(10, 1000);

@@ -7,7 +7,8 @@
 //! Values: a weight times the value's scale becomes a word relative to the block's largest; products
 //! with codes are summed exactly over the block. The minima (`zero`) are a sum per head.
 //!
-//! This file has the operands; the arithmetic is in `avx2::coded`.
+//! This file has the operands; the arithmetic is in `avx2::coded_keys` and
+//! `avx2::coded_values`.
 
 use super::BLOCK_TOKENS;
 

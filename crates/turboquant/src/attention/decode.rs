@@ -57,8 +57,12 @@ impl Cpu<'_> {
             lse: lse.chunks_exact_mut(group),
             next: 0,
         };
+        // By head, the longest row must leave room to balance: at most half of a thread's share.
+        let tokens = |row: &DecodeRow<'_>| visible(params.window, row.seq_len).len();
+        let longest = rows.iter().map(tokens).max().unwrap_or(0);
+        let all = rows.iter().map(tokens).sum::<usize>() * shape.num_kv_heads;
         let threads = self.exec.threads();
-        if threads == 1 || outputs.len() >= 4 * threads {
+        if threads == 1 || longest * threads * 2 <= all {
             call.by_head(self, outputs);
         } else {
             call.by_split(self, outputs);
@@ -193,8 +197,12 @@ impl Call<'_> {
         let Scratch { queries, block, coded, scores, corrections } = scratch;
         kernels::prepare_queries(self.isa, self.pages.codec, queries, coded);
         let first = range.start / BLOCK_TOKENS * BLOCK_TOKENS;
+        let tiles_at = |start| tiles(self.pages, self.rows[row].block_table, head, start, &range);
+        let mut next = tiles_at(first);
         for start in (first..range.end).step_by(BLOCK_TOKENS) {
-            let tiles = tiles(self.pages, self.rows[row].block_table, head, start, &range);
+            let tiles = next;
+            next = tiles_at(start + BLOCK_TOKENS);
+            kernels::prefetch(&next);
             let seen = range.start.saturating_sub(start)..(range.end - start).min(BLOCK_TOKENS);
             kernels::packed_scores(self.isa, self.pages, &tiles, queries, coded, block, scores);
             for (i, scores) in scores.iter_mut().enumerate() {

@@ -72,7 +72,7 @@ fn equals_the_oracle() {
                 for cpu in cpus() {
                     let place = format!("{name} {geometry:?} {variant} {}", cpu.isa.name());
                     let (got, got_lse) = layer.decode(&cpu, &params, &queries, &rows);
-                    let error = assert_close(&place, &got, &out, geometry.value_head_dim);
+                    let error = assert_close(&place, cpu.isa, &got, &out, geometry.value_head_dim);
                     if std::env::var_os("PRINT_ERRORS").is_some() {
                         println!("{error:.1e} {place}");
                     }
@@ -105,7 +105,7 @@ fn rows_of_one_sequence_are_causal() {
                 .zip(queries.chunks_exact(queries.len() / rows.len()))
                 .flat_map(|(row, query)| dense.attend(&geometry.params(), query, 0..row.seq_len, 64).0)
                 .collect();
-            assert_close(&format!("{name} {}", cpu.isa.name()), &got, &expected, 64);
+            assert_close(&format!("{name} {}", cpu.isa.name()), cpu.isa, &got, &expected, 64);
         }
     }
 }

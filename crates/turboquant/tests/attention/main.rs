@@ -4,6 +4,7 @@
 
 mod compare;
 mod decode;
+mod extremes;
 mod fixture;
 mod golden;
 mod independence;

@@ -47,7 +47,8 @@ fn equals_the_oracle() {
     for (g, geometry) in GEOMETRIES.into_iter().enumerate() {
         for (name, format) in formats() {
             let mut layer = Layer::new(format, geometry, 50, g as u64);
-            for (context, tokens) in [(0, 1), (0, 23), (16, 5), (33, 70), (128, 9), (200, 130)] {
+            let cases = [(0, 1), (0, 23), (16, 5), (33, 70), (128, 9), (200, 130)];
+            for (case, (context, tokens)) in cases.into_iter().enumerate() {
                 // The large chunk once per geometry or format is enough.
                 if tokens > 100 && g % formats().len() != formats().iter().position(|f| f.0 == name).unwrap()
                 {
@@ -61,7 +62,10 @@ fn equals_the_oracle() {
                 {
                     dense.push(key, value);
                 }
-                for (variant, params) in variants(&geometry, &SINKS) {
+                // A third of the variants, another third for the next geometry and the next case.
+                for (variant, params) in
+                    variants(&geometry, &SINKS).into_iter().skip((g + case) % 3).step_by(3)
+                {
                     let query_width = chunk.queries.len() / tokens;
                     let mut expected = Vec::new();
                     for (i, query) in chunk.queries.chunks_exact(query_width).enumerate() {
@@ -73,7 +77,7 @@ fn equals_the_oracle() {
                         let got = run(&layer, &cpu, &params, &chunk.part(tokens, tokens));
                         let isa = cpu.isa.name();
                         let place = format!("{name} {geometry:?} {context}+{tokens} {variant} {isa}");
-                        let error = assert_close(&place, &got, &expected, geometry.value_head_dim);
+                        let error = assert_close(&place, cpu.isa, &got, &expected, geometry.value_head_dim);
                         if std::env::var_os("PRINT_ERRORS").is_some() {
                             println!("{error:.1e} {place}");
                         }
@@ -92,17 +96,15 @@ fn a_chunk_may_end_anywhere() {
         let mut layer = Layer::new(format, geometry, 50, 3);
         let chunk = Chunk::new(&mut layer, 160, 201);
         for cpu in cpus() {
-            for (variant, params) in variants(&geometry, &SINKS) {
+            for (variant, params) in variants(&geometry, &SINKS).into_iter().step_by(2) {
                 let whole = run(&layer, &cpu, &params, &chunk.part(201, 201));
-                for tokens in [1, 7, 64, 150] {
-                    for threads in [1, 3, 16] {
-                        let exec = Threads(threads);
-                        let cpu = Cpu { exec: &exec, isa: cpu.isa };
-                        let part = run(&layer, &cpu, &params, &chunk.part(tokens, 201));
-                        let place =
-                            format!("{name} {variant} {} {tokens} tokens, {threads} threads", cpu.isa.name());
-                        assert_same_bits(&place, &part, &whole[..part.len()]);
-                    }
+                for (tokens, threads) in [(1, 3), (7, 16), (64, 1), (150, 5)] {
+                    let exec = Threads(threads);
+                    let cpu = Cpu { exec: &exec, isa: cpu.isa };
+                    let part = run(&layer, &cpu, &params, &chunk.part(tokens, 201));
+                    let place =
+                        format!("{name} {variant} {} {tokens} tokens, {threads} threads", cpu.isa.name());
+                    assert_same_bits(&place, &part, &whole[..part.len()]);
                 }
             }
         }

@@ -4,7 +4,8 @@
 
 #![expect(unsafe_code, reason = "vector loads and stores take raw pointers")]
 
-mod coded;
+mod coded_keys;
+mod coded_values;
 mod softmax;
 mod wide;
 mod widen;
@@ -13,12 +14,15 @@ use std::arch::x86_64::*;
 
 use super::coded::Words;
 
-pub(super) use coded::{code_queries, coded_accumulate, coded_scores};
+pub(super) use coded_keys::{code_queries, coded_scores};
+pub(super) use coded_values::coded_accumulate;
 pub(super) use softmax::softmax_step;
 pub(super) use wide::{accumulate, scores};
 pub(super) use widen::{widen_keys, widen_values};
 
 const LANES: usize = 8;
+/// Most query rows that share a load of coded keys or values.
+const MAX_CODED_ROWS: usize = 4;
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
@@ -66,10 +70,9 @@ fn load_half(x: &[u8; 16]) -> __m128i {
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn fields(tile: &[u8], at: Option<usize>) -> [__m256; 2] {
-    let halves = at.map_or(&[][..], |at| &tile[at..]).as_chunks::<16>().0;
-    std::array::from_fn(|i| {
-        halves.get(i).map_or(_mm256_setzero_ps(), |half| _mm256_cvtph_ps(load_half(half)))
-    })
+    let Some(at) = at else { return [_mm256_setzero_ps(); 2] };
+    let halves = tile[at..at + 32].as_chunks::<16>().0;
+    [_mm256_cvtph_ps(load_half(&halves[0])), _mm256_cvtph_ps(load_half(&halves[1]))]
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]

@@ -79,3 +79,35 @@ pub(in crate::attention) fn softmax_step(
     *max_so_far = new_max;
     correction
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rows::Avx2;
+
+    #[test]
+    fn exponentials_are_close() {
+        if Avx2::detect().is_none() {
+            return;
+        }
+        let eight = |x: f32| {
+            // SAFETY: the features were just found.
+            unsafe {
+                let mut out = [0.0; LANES];
+                store(&mut out, exp2(_mm256_set1_ps(x)));
+                out[7]
+            }
+        };
+        let mut worst = 0f64;
+        for i in 0..2_000_000 {
+            let x = -(i as f32) * 63e-6;
+            worst = worst.max((f64::from(eight(x)) / f64::from(x).exp2() - 1.0).abs());
+        }
+        assert!(worst < 2e-7, "relative error {worst:e}");
+        assert_eq!(eight(0.0), 1.0);
+        for x in [-126.6, -1e6, f32::MIN, f32::NEG_INFINITY] {
+            assert_eq!(eight(x), 0.0, "2^{x}");
+        }
+        assert!(eight(f32::NAN).is_nan());
+    }
+}

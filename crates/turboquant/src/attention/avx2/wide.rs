@@ -67,15 +67,23 @@ fn dot<const R: usize, const T: usize>(
     scores: &mut [ScoreRow],
 ) {
     let width = queries.len() / R;
-    let rows: [&[f32]; R] = std::array::from_fn(|r| &queries[r * width..][..width]);
-    let keys = keys.map(|keys| &keys[..width]);
+    let mut rows: [&[f32]; R] = [&[]; R];
+    for (row, query) in rows.iter_mut().zip(queries.chunks_exact(width)) {
+        *row = query;
+    }
+    let mut tiles: [&[KeyLanes]; T] = [&[]; T];
+    for (tile, keys) in tiles.iter_mut().zip(keys) {
+        *tile = &keys[..width];
+    }
     let mut acc = [[[_mm256_setzero_ps(); 2]; T]; R];
     for d in 0..width {
         for t in 0..T {
-            let halves = keys[t][d].0.as_chunks::<LANES>().0;
+            // SAFETY: every tile and every row was cut to `width` elements.
+            let halves = unsafe { tiles[t].get_unchecked(d) }.0.as_chunks::<LANES>().0;
             let k = [load(&halves[0]), load(&halves[1])];
             for r in 0..R {
-                let q = _mm256_set1_ps(rows[r][d]);
+                // SAFETY: as above.
+                let q = _mm256_set1_ps(unsafe { *rows[r].get_unchecked(d) });
                 for (acc, k) in acc[r][t].iter_mut().zip(k) {
                     *acc = _mm256_fmadd_ps(q, k, *acc);
                 }
@@ -149,17 +157,24 @@ fn weigh<const R: usize, const V: usize>(
     at: usize,
 ) {
     let width = acc.len() / R;
+    assert!(at + V <= width, "vectors of a row");
     let mut sums = [[_mm256_setzero_ps(); V]; R];
     for r in 0..R {
         for v in 0..V {
             sums[r][v] = _mm256_mul_ps(load(&acc[r * width + at + v]), _mm256_set1_ps(corrections[r]));
         }
     }
-    let weights: [&[f32]; R] = std::array::from_fn(|r| &weights[r].0[start..]);
-    for (token, value) in values.chunks_exact(width).enumerate() {
-        let value = &value[at..at + V];
+    let tokens = values.len() / width;
+    let mut rows: [&[f32]; R] = [&[]; R];
+    for (row, weights) in rows.iter_mut().zip(weights) {
+        *row = &weights.0[start..start + tokens];
+    }
+    for token in 0..tokens {
+        // SAFETY: `at + V <= width` and there are `tokens * width` vectors.
+        let value = unsafe { values.get_unchecked(token * width + at..token * width + at + V) };
         for r in 0..R {
-            let weight = _mm256_set1_ps(weights[r][token]);
+            // SAFETY: every row was cut to `tokens` elements.
+            let weight = _mm256_set1_ps(unsafe { *rows[r].get_unchecked(token) });
             for v in 0..V {
                 sums[r][v] = _mm256_fmadd_ps(weight, load(&value[v].0), sums[r][v]);
             }
