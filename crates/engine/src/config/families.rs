@@ -8,7 +8,7 @@ use turboquant::format::NativeDtype;
 use super::{
     CacheSpec, ConfigError, ModelConfig, dense,
     fields::{Fields, short},
-    hybrid, latent, mixed,
+    hybrid, latent, mixed, parameters,
 };
 
 /// A config as its family's reader gets it: the text model's fields.
@@ -129,6 +129,7 @@ pub(super) fn read(root: &Value) -> Result<ModelConfig, ConfigError> {
         (None, None) => return Err(unknown(&source.fields, &outer)),
     };
     drop_idle_windows(&mut geometry, &source.fields);
+    let parameters = parameters::estimate(&source, &outer, &geometry.layers)?;
     let Source { fields, family, .. } = source;
     drop(fields);
     drop(outer);
@@ -139,6 +140,7 @@ pub(super) fn read(root: &Value) -> Result<ModelConfig, ConfigError> {
         layers: geometry.layers,
         chunked_windows: geometry.chunked_windows,
         learned_sinks: geometry.learned_sinks,
+        parameters,
         notices: notices.into_inner(),
     })
 }

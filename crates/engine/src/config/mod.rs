@@ -10,6 +10,7 @@ mod json;
 mod kinds;
 mod latent;
 mod mixed;
+mod parameters;
 mod state;
 
 use std::path::Path;
@@ -19,6 +20,7 @@ use turboquant::format::NativeDtype;
 pub use error::ConfigError;
 pub use families::known_model_types;
 use families::{Geometry, Source};
+pub use parameters::ParameterEstimate;
 
 /// Keys and values of one attention layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +53,8 @@ pub struct StateSpec {
     pub grouped_conv_bytes: usize,
     /// Groups of that part; 1 where there is none.
     pub num_groups: usize,
+    /// The config names the dtype of the recurrent state; else it is f32.
+    pub dtype_named: bool,
 }
 
 /// One vector per token that is key and value at once, kept for a window, and one compressed vector
@@ -135,6 +139,8 @@ pub struct ModelConfig {
     pub chunked_windows: bool,
     /// Some layers have learned attention sinks among their weights.
     pub learned_sinks: bool,
+    /// An estimate of the weights; `None` where the config does not say enough.
+    pub parameters: Option<ParameterEstimate>,
     /// What a reader of the plan should know, in sentences.
     pub notices: Vec<String>,
 }
@@ -154,6 +160,7 @@ impl ModelConfig {
             layers,
             chunked_windows: false,
             learned_sinks: false,
+            parameters: None,
             notices: Vec::new(),
         }
     }

@@ -13,14 +13,16 @@ use super::{ConfigError, StateSpec, fields::Fields};
 pub(super) struct StateDtypes {
     conv_bytes: usize,
     recurrent_bytes: usize,
+    named: bool,
 }
 
 impl StateDtypes {
     /// Of a model of dtype `dtype`.
     pub(super) fn of(fields: &Fields<'_>, dtype: NativeDtype) -> Result<Self, ConfigError> {
-        let mut recurrent_bytes = 4;
+        let (mut recurrent_bytes, mut named) = (4, false);
         for key in ["mamba_ssm_dtype", "mamba_ssm_cache_dtype"] {
             if let Some(name) = fields.text(key)? {
+                named = true;
                 recurrent_bytes = match name {
                     "float32" => 4,
                     "float16" | "bfloat16" => 2,
@@ -33,7 +35,7 @@ impl StateDtypes {
                 };
             }
         }
-        Ok(StateDtypes { conv_bytes: dtype.bytes(), recurrent_bytes })
+        Ok(StateDtypes { conv_bytes: dtype.bytes(), recurrent_bytes, named })
     }
 }
 
@@ -67,6 +69,7 @@ impl StateShape {
                 num_heads: self.num_heads,
                 grouped_conv_bytes: conv(self.grouped_channels)?,
                 num_groups: self.num_groups,
+                dtype_named: dtypes.named,
             })
         };
         let problem = "the recurrent state would take more bytes than 64 bits count".to_owned();
