@@ -10,6 +10,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
+use turboquant::{format::CacheDtype, page::PageCodec, rows::RowCodec};
 use turboquant_engine::{
     config::{CacheSpec, ModelConfig},
     plan::{Budget, Plan, PlanOptions, SideKind},
@@ -256,4 +257,31 @@ fn compressed_layers_keep_what_waits_for_the_next_vector() {
     assert_eq!(plan.side_bytes_per_token(SideKind::CompressedIndexerKeys), 21.0 * 64.0);
     // 1024 tokens: 128 in each window, 256 compressed vectors and keys, 8 heavily compressed vectors.
     assert_eq!(plan.sequence_bytes(1024), 43 * 128 * 1024 + 21 * 256 * (1024 + 256) + 20 * 8 * 1024);
+}
+
+#[test]
+fn every_page_has_the_bytes_that_the_codec_writes() {
+    let mut checked = 0;
+    for expected in &ROWS {
+        let config = config(expected.name);
+        for dtype in CacheDtype::ALL {
+            for page_size in [16, 64] {
+                let options = PlanOptions { dtype, page_size, ..PlanOptions::default() };
+                let plan = Plan::build(&config, &options).unwrap();
+                // Latents are not rows of the codec.
+                for paged in plan
+                    .layers
+                    .iter()
+                    .filter_map(|layer| layer.paged)
+                    .filter(|paged| paged.value_head_dim > 0)
+                {
+                    let rows = RowCodec::new(paged.format, paged.key_head_dim, paged.value_head_dim).unwrap();
+                    let pages = PageCodec::new(rows, paged.num_kv_heads, page_size).unwrap();
+                    assert_eq!(pages.page_bytes(), paged.page_bytes, "{} {dtype}", expected.name);
+                    checked += 1;
+                }
+            }
+        }
+    }
+    assert!(checked > 1000, "{checked}");
 }

@@ -73,6 +73,7 @@ fn hybrids_can_be_allocated_and_not_yet_run() {
         num_heads: 1,
         grouped_conv_bytes: 0,
         num_groups: 1,
+        dtype_named: false,
     };
     let layers = vec![CacheSpec::Recurrent(state), attention(None, 64), CacheSpec::Recurrent(state)];
     let config = ModelConfig::new("test", NativeDtype::Bf16, 8192, layers);

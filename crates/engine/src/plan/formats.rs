@@ -8,24 +8,23 @@ use crate::config::{CacheSpec, ModelConfig};
 /// First and last layers that stay in `auto` unless the user says otherwise.
 pub const DEFAULT_BOUNDARY_LAYERS: usize = 2;
 
-/// The norm of a key bias above which a layer's keys are not coded with `bits` per element.
+/// The norm of a key bias (one head's) up to which keys are stored as `format`; `None` is no limit.
 ///
-/// A constant bias of norm B on keys whose other part has unit variance takes `1 + B^2 / head_dim`
-/// times the energy that the codes resolve, and the attention error grows by that factor. Measured at
-/// head_dim 128: without a bias the mean KL divergence is 0.0047 at 4 bits and 0.017 at 3; with a
-/// bias of norm 60 it is 0.11 and 0.38. A bound of 0.05 is met up to a factor of 10 at 4 bits and of 3
-/// at 3 bits: we allow 9 and 2.5, that is B = sqrt(8 d) and sqrt(1.5 d), or 32 and 14 at head_dim 128.
-/// Ordinary layers of Qwen2.5-7B have 22 over all four heads together; layers 0 and 27 have 605 and 921.
-///
-/// e4m3 keys resolve a constant relatively, but saturate at 448: the limit is half of that.
+/// A constant bias of norm B on keys whose other part has unit variance takes `1 + B^2 / head_dim` times
+/// the energy that codes resolve, and the attention's error grows by that factor. Measured at head_dim
+/// 128 (mean KL divergence of the attention weights): 4-bit codes 0.0047 without a bias, 0.037 at a norm
+/// of 32, 0.11 at 60, 5.3 at 600; 3-bit codes 0.017, 0.045 at 16, 0.38 at 60; e4m3 keys 0.0004, 0.039
+/// at 224, 0.2 at 400. The limits keep it within 0.05: `sqrt(8 d)`, `sqrt(2 d)` and `sqrt(390 d)`, or
+/// 32, 16 and 223 at head_dim 128. Ordinary layers of Qwen2.5-7B have 22 over their four heads
+/// together; its layers 0 and 27, which ruin the answers, 605 and 921.
 pub fn key_bias_limit(format: KeyFormat, head_dim: usize) -> Option<f32> {
-    let dim = head_dim as f32;
-    match format {
-        KeyFormat::Native(_) => None,
-        KeyFormat::Fp8 => Some(224.0),
-        KeyFormat::LloydMax { bits: 4.. } => Some((8.0 * dim).sqrt()),
-        KeyFormat::LloydMax { .. } => Some((1.5 * dim).sqrt()),
-    }
+    let per_element = match format {
+        KeyFormat::Native(_) => return None,
+        KeyFormat::Fp8 => 390.0,
+        KeyFormat::LloydMax { bits: 4.. } => 8.0,
+        KeyFormat::LloydMax { .. } => 2.0,
+    };
+    Some((per_element * head_dim as f32).sqrt())
 }
 
 /// Format and reason per layer (of those that store keys and values), and notices.
@@ -55,7 +54,7 @@ pub(super) fn choose(config: &ModelConfig, options: &PlanOptions) -> Result<Form
         if asked == auto {
             return Some((auto, FormatReason::Requested));
         }
-        let bias = options.key_bias_norms.get(index).copied().unwrap_or(0.0);
+        let bias = options.key_bias_norms.get(index).copied().flatten().unwrap_or(0.0);
         let bias_limit = key_bias_limit(asked.key, attention.key_head_dim);
         Some(if options.skip_layers.layers.contains(&index) {
             (auto, FormatReason::SkipList)

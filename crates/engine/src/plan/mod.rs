@@ -5,13 +5,16 @@ mod build;
 mod formats;
 mod options;
 mod rank;
+pub mod report;
 mod split;
+mod vllm;
 
 use turboquant::format::RowFormat;
 
 pub use account::TokenBytes;
 pub use formats::{DEFAULT_BOUNDARY_LAYERS, key_bias_limit};
 pub use options::{BadSkipLayer, Budget, PlanError, PlanOptions, SkipLayers};
+pub use vllm::{UnifiedPage, VllmPages};
 
 /// How long the tokens of a page group live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -84,6 +87,12 @@ pub enum SideKind {
     CompressedKv,
     /// Indexer keys of the compressed vectors.
     CompressedIndexerKeys,
+}
+
+impl SideKind {
+    /// Every kind.
+    pub const ALL: [SideKind; 3] =
+        [SideKind::IndexerKeys, SideKind::CompressedKv, SideKind::CompressedIndexerKeys];
 }
 
 /// Further pages of one layer.

@@ -66,9 +66,9 @@ pub struct PlanOptions {
     pub max_num_batched_tokens: usize,
     /// `--tensor-parallel-size`: the plan is that of one rank.
     pub tensor_parallel: usize,
-    /// Norm of the key projection's bias per layer, the largest over the KV heads; empty where the
-    /// weights are not at hand.
-    pub key_bias_norms: Vec<f32>,
+    /// Norm of the key projection's bias per layer, the largest over the KV heads; `None` where a layer
+    /// has no bias, empty where the weights are not at hand.
+    pub key_bias_norms: Vec<Option<f32>>,
 }
 
 impl Default for PlanOptions {

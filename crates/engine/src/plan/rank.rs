@@ -51,6 +51,7 @@ fn state_share(spec: &StateSpec, ranks: usize) -> Result<StateSpec, String> {
         num_heads: spec.num_heads / ranks,
         grouped_conv_bytes,
         num_groups,
+        dtype_named: spec.dtype_named,
     })
 }
 

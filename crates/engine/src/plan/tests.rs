@@ -22,6 +22,7 @@ fn state(bytes: usize) -> CacheSpec {
         num_heads: 16,
         grouped_conv_bytes: 0,
         num_groups: 1,
+        dtype_named: true,
     })
 }
 
@@ -153,7 +154,7 @@ fn wrong_options_are_refused_in_words() {
 #[test]
 fn a_key_bias_keeps_a_layer_native_under_coded_keys_only() {
     let config = model(vec![attention(2, 128, None); 6]);
-    let norms = vec![22.0, 605.0, 22.0, 31.0, 33.0, f32::NAN];
+    let norms = vec![None, Some(605.0), Some(22.0), Some(31.0), Some(33.0), Some(f32::NAN)];
     let plan = |dtype| {
         let options = PlanOptions {
             dtype,
@@ -167,7 +168,7 @@ fn a_key_bias_keeps_a_layer_native_under_coded_keys_only() {
     let four = plan(FOUR_BIT);
     assert_eq!(reasons(&four), [R, K, R, R, K, K].map(Some));
     assert!(four.notices.iter().any(|notice| notice.contains("layer 1") && notice.contains("605")));
-    assert_eq!(reasons(&plan(CacheDtype::TurboQuant(Preset::ThreeBitNc))), [K, K, K, K, K, K].map(Some));
+    assert_eq!(reasons(&plan(CacheDtype::TurboQuant(Preset::ThreeBitNc))), [R, K, K, K, K, K].map(Some));
     assert_eq!(reasons(&plan(CacheDtype::TurboQuant(Preset::K8V4))), [R, K, R, R, R, K].map(Some));
     assert_eq!(reasons(&plan(CacheDtype::Auto)), [R; 6].map(Some));
 }
