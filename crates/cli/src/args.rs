@@ -6,6 +6,8 @@ use clap::{Args, Parser, Subcommand};
 use turboquant::format::CacheDtype;
 use turboquant_engine::plan::SkipLayers;
 
+use crate::plan::PlanArgs;
+
 /// Language models with a compressed KV cache.
 #[derive(Debug, Parser)]
 #[command(name = "turboquant", version, about, max_term_width = 100)]
@@ -23,6 +25,8 @@ pub(crate) enum Command {
     Compare(CompareArgs),
     /// Serve the model over HTTP as the OpenAI API does.
     Serve(ServeArgs),
+    /// Say what a model's cache takes and what fits, without loading the model.
+    Plan(PlanArgs),
 }
 
 impl Command {
@@ -32,6 +36,7 @@ impl Command {
             Self::Run(args) => &args.model,
             Self::Compare(args) => &args.model,
             Self::Serve(args) => &args.model,
+            Self::Plan(_) => return,
         };
         if let Some(threads) = model.threads {
             #[expect(unsafe_code, reason = "the pools read their size from the environment only")]
@@ -204,7 +209,7 @@ pub(crate) struct ServeArgs {
     pub(crate) max_body_size: u64,
 }
 
-fn at_least_one(text: &str) -> Result<usize, String> {
+pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("must be at least 1".to_owned()),
         Ok(number) => Ok(number),
@@ -213,7 +218,7 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 }
 
 /// `4GiB`, `500MB`, `1048576`.
-fn byte_size(text: &str) -> Result<u64, String> {
+pub(crate) fn byte_size(text: &str) -> Result<u64, String> {
     const UNITS: [(&str, u64); 11] = [
         ("KiB", 1 << 10),
         ("MiB", 1 << 20),

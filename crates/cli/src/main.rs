@@ -7,6 +7,7 @@ mod error;
 #[cfg(test)]
 mod golden_tests;
 mod models;
+mod plan;
 mod report;
 mod run;
 mod serve;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Serve(args) => serve::run(args),
+        Command::Plan(args) => plan::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

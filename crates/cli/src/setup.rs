@@ -57,7 +57,7 @@ impl Loaded {
         PlanOptions {
             dtype: CacheDtype::Auto,
             page_size,
-            key_bias_norms: self.model.key_bias_norms.iter().map(|norm| norm.unwrap_or(0.0)).collect(),
+            key_bias_norms: self.model.key_bias_norms.clone(),
             ..PlanOptions::default()
         }
     }

@@ -1,8 +1,6 @@
 //! Plans of arbitrary layers: order does not matter, more memory never holds less, ranks cover the
 //! whole, window pools never run out first.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use proptest::prelude::*;
 use turboquant::format::{CacheDtype, NativeDtype};
 use turboquant_engine::{

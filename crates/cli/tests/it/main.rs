@@ -7,6 +7,8 @@ mod cli;
 #[cfg(test)]
 mod http;
 #[cfg(test)]
+mod plan;
+#[cfg(test)]
 mod serve;
 #[cfg(test)]
 mod smollm2;
