@@ -1,7 +1,5 @@
 //! Estimated parameters against published sizes.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::path::PathBuf;
 
 use turboquant_engine::config::ModelConfig;
