@@ -4,10 +4,10 @@ use std::{ops::Range, slice::ChunksExactMut};
 
 use super::{
     AttentionError, AttentionParams, BLOCK_TOKENS, Cpu, DecodeRow, MAX_PARTIALS, Pages, SPLIT_TOKENS, Shape,
-    block::{Block, ScoreRow, tiles},
+    block::{Block, BlockRow, tiles},
     check_length, check_table,
-    coded::Coded,
     kernels::{self, ScoreScale},
+    queries::Queries,
     softmax::State,
     visible,
     work::for_each_unit,
@@ -116,7 +116,7 @@ impl Call<'_> {
     /// Enough rows for all threads: each head group from its first to its last split on one thread.
     fn by_head(&self, cpu: &Cpu<'_>, outputs: Outputs<'_>) {
         let len = State::len(self.shape.gqa_group, self.shape.value_head_dim);
-        let scratch = || (Scratch::new(&self.shape), vec![0.0; len], vec![0.0; len]);
+        let scratch = || (self.scratch(), vec![0.0; len], vec![0.0; len]);
         for_each_unit(cpu.exec, outputs, scratch, |(scratch, whole, part), unit: HeadGroup<'_>| {
             let mut whole = State::over(whole, self.shape.gqa_group);
             whole.clear();
@@ -149,7 +149,7 @@ impl Call<'_> {
             for_each_unit(
                 cpu.exec,
                 units,
-                || Scratch::new(&self.shape),
+                || self.scratch(),
                 |scratch, ((index, split), part)| {
                     self.split(scratch, index, split, &mut State::over(part, group));
                 },
@@ -186,41 +186,45 @@ impl Call<'_> {
     fn split(&self, scratch: &mut Scratch, index: usize, range: Range<usize>, state: &mut State<'_>) {
         let Shape { num_kv_heads, gqa_group, key_head_dim, .. } = self.shape;
         let (row, head) = (index / num_kv_heads, index % num_kv_heads);
-        let codec = self.pages.codec.rows();
         state.clear();
-        scratch
-            .queries
-            .copy_from_slice(&self.queries[index * gqa_group * key_head_dim..][..gqa_group * key_head_dim]);
-        for query in scratch.queries.chunks_exact_mut(key_head_dim) {
-            codec.rotate_query(self.isa, query);
-        }
-        let Scratch { queries, block, coded, scores, corrections } = scratch;
-        kernels::prepare_queries(self.isa, self.pages.codec, queries, coded);
-        let first = range.start / BLOCK_TOKENS * BLOCK_TOKENS;
+        let Scratch { queries, block, scores, corrections } = scratch;
+        let width = gqa_group * key_head_dim;
+        queries.floats.copy_from_slice(&self.queries[index * width..][..width]);
+        queries.meet_packed(self.isa, self.pages.codec, gqa_group);
         let tiles_at = |start| tiles(self.pages, self.rows[row].block_table, head, start, &range);
+        let first = range.start / BLOCK_TOKENS * BLOCK_TOKENS;
         let mut next = tiles_at(first);
         for start in (first..range.end).step_by(BLOCK_TOKENS) {
             let tiles = next;
             next = tiles_at(start + BLOCK_TOKENS);
             kernels::prefetch(&next);
             let seen = range.start.saturating_sub(start)..(range.end - start).min(BLOCK_TOKENS);
-            kernels::packed_scores(self.isa, self.pages, &tiles, queries, coded, block, scores);
+            block.fill_keys(self.isa, self.pages.codec, &tiles);
+            kernels::scores(self.isa, queries.rows(0..gqa_group), block, seen.clone(), scores);
             for (i, scores) in scores.iter_mut().enumerate() {
                 let (max, sum) = (&mut state.max[i], &mut state.sum[i]);
-                corrections[i] = kernels::softmax_step(self.isa, scores, seen.clone(), self.scale, max, sum);
+                corrections[i] = kernels::softmax_step(
+                    self.isa,
+                    scores,
+                    &block.factors,
+                    seen.clone(),
+                    self.scale,
+                    max,
+                    sum,
+                );
             }
-            let (isa, pages) = (self.isa, self.pages);
-            kernels::packed_accumulate(
-                isa,
-                pages,
-                &tiles,
-                seen,
-                scores,
-                corrections,
-                coded,
-                block,
-                state.acc,
-            );
+            block.fill_values(self.isa, self.pages.codec, &tiles, seen.clone());
+            kernels::accumulate(self.isa, scores, seen, block, corrections, state.acc);
+        }
+    }
+
+    fn scratch(&self) -> Scratch {
+        let block = Block::packed(self.isa, self.pages.codec);
+        Scratch {
+            queries: Queries::new(self.shape.gqa_group, self.shape.key_head_dim, &block),
+            block,
+            scores: vec![BlockRow([0.0; BLOCK_TOKENS]); self.shape.gqa_group],
+            corrections: vec![0.0; self.shape.gqa_group],
         }
     }
 
@@ -234,24 +238,11 @@ impl Call<'_> {
 
 /// What a thread needs.
 struct Scratch {
-    /// `[gqa_group, key_head_dim]`, rotated.
-    queries: Vec<f32>,
     block: Block,
-    coded: Coded,
     /// `[gqa_group]`
-    scores: Vec<ScoreRow>,
+    queries: Queries,
+    /// `[gqa_group]`
+    scores: Vec<BlockRow>,
     /// `[gqa_group]`
     corrections: Vec<f32>,
-}
-
-impl Scratch {
-    fn new(shape: &Shape) -> Scratch {
-        Scratch {
-            queries: vec![0.0; shape.gqa_group * shape.key_head_dim],
-            block: Block::new(shape.key_head_dim, shape.value_head_dim),
-            coded: Coded::new(shape.gqa_group, shape.key_head_dim),
-            scores: vec![ScoreRow([0.0; BLOCK_TOKENS]); shape.gqa_group],
-            corrections: vec![0.0; shape.gqa_group],
-        }
-    }
 }

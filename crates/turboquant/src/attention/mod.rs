@@ -25,11 +25,11 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 mod block;
-mod coded;
 mod decode;
 mod kernels;
 pub mod oracle;
 mod prefill;
+mod queries;
 mod scalar;
 mod softmax;
 mod store;

@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use super::{
     AttentionError, AttentionParams, BLOCK_TOKENS, Cpu, Pages, PrefillChunk, Shape,
-    block::{Block, ScoreRow, tiles},
+    block::{Block, BlockRow, tiles},
     check_length, check_table,
     kernels::{self, ScoreScale},
+    queries::Queries,
     softmax::State,
     visible,
     work::for_each_unit,
@@ -14,7 +15,7 @@ use super::{
 use crate::rows::Isa;
 
 /// Query rows that go through a block together.
-const CHUNK_ROWS: usize = 6;
+const CHUNK_ROWS: usize = 12;
 /// Query rows of a unit of work, at most; one token's heads may be more.
 const UNIT_ROWS: usize = 192;
 
@@ -65,7 +66,7 @@ impl Cpu<'_> {
         // Later tokens see more: begin with the longest units.
         let units = units.into_iter().rev();
         let call = Call { isa: self.isa, pages, params, shape, chunk, scale: ScoreScale::new(params) };
-        let scratch = || Scratch::new(&shape, unit_tokens * gqa_group);
+        let scratch = || call.scratch(unit_tokens * gqa_group);
         for_each_unit(self.exec, units, scratch, |scratch, unit| call.unit(scratch, unit));
         Ok(())
     }
@@ -93,48 +94,41 @@ impl Call<'_> {
     fn unit(&self, scratch: &mut Scratch, unit: Unit<'_>) {
         let Shape { num_qo_heads, num_kv_heads, gqa_group, key_head_dim, value_head_dim, .. } = self.shape;
         let rows = unit.tokens.len() * gqa_group;
-        let Scratch { queries, block, chunk: scores, state } = scratch;
-        let queries = &mut queries[..rows * key_head_dim];
+        let Scratch { queries, packed, raw, chunk, state } = scratch;
         let mut state = State::over(&mut state[..State::len(rows, value_head_dim)], rows);
         state.clear();
         let context = self.chunk.context_len;
-        let first_row = |token: usize| (token * num_qo_heads + unit.head * gqa_group) * key_head_dim;
-        // Raw queries for the raw keys, rotated ones for the packed keys.
-        let load = |queries: &mut [f32]| {
-            for (token, queries) in
-                unit.tokens.clone().zip(queries.chunks_exact_mut(gqa_group * key_head_dim))
-            {
-                queries.copy_from_slice(&self.chunk.queries[first_row(token)..][..gqa_group * key_head_dim]);
+        let width = gqa_group * key_head_dim;
+        let load = |queries: &mut Queries| {
+            for (token, query) in unit.tokens.clone().zip(queries.floats.chunks_exact_mut(width)) {
+                let at = (token * num_qo_heads + unit.head * gqa_group) * key_head_dim;
+                query.copy_from_slice(&self.chunk.queries[at..at + width]);
             }
         };
         let seen_by =
             |row: usize| visible(self.params.window, context + unit.tokens.start + row / gqa_group + 1);
 
         load(queries);
-        for query in queries.chunks_exact_mut(key_head_dim) {
-            self.pages.codec.rows().rotate_query(self.isa, query);
-        }
-        let packed = seen_by(0).start.min(context)..context;
-        for start in (packed.start / BLOCK_TOKENS * BLOCK_TOKENS..context).step_by(BLOCK_TOKENS) {
-            let tiles = tiles(self.pages, self.chunk.block_table, unit.head, start, &packed);
-            block.widen_keys(self.isa, self.pages, &tiles);
-            block.widen_values(self.isa, self.pages, &tiles, within_block(start, packed.clone()));
-            self.attend(queries, block, scores, &mut state, |row| {
+        queries.meet_packed(self.isa, self.pages.codec, rows);
+        let seen = seen_by(0).start.min(context)..context;
+        for start in (seen.start / BLOCK_TOKENS * BLOCK_TOKENS..context).step_by(BLOCK_TOKENS) {
+            let tiles = tiles(self.pages, self.chunk.block_table, unit.head, start, &seen);
+            packed.fill_keys(self.isa, self.pages.codec, &tiles);
+            packed.fill_values(self.isa, self.pages.codec, &tiles, within_block(start, seen.clone()));
+            self.attend(queries, packed, chunk, &mut state, |row| {
                 within_block(start, seen_by(row).start..context)
             });
         }
 
         load(queries);
-        let first = packed.end.max(seen_by(0).start) - context;
+        let first = seen.end.max(seen_by(0).start) - context;
         for start in (first / BLOCK_TOKENS * BLOCK_TOKENS..unit.tokens.end).step_by(BLOCK_TOKENS) {
-            block.copy_raw(BLOCK_TOKENS.min(unit.tokens.end - start), |token| {
+            raw.fill_raw(BLOCK_TOKENS.min(unit.tokens.end - start), |token| {
                 let row = (start + token) * num_kv_heads + unit.head;
                 let key = &self.chunk.keys[row * key_head_dim..][..key_head_dim];
                 (key, &self.chunk.values[row * value_head_dim..][..value_head_dim])
             });
-            self.attend(queries, block, scores, &mut state, |row| {
-                within_block(context + start, seen_by(row))
-            });
+            self.attend(queries, raw, chunk, &mut state, |row| within_block(context + start, seen_by(row)));
         }
 
         let head = unit.head * gqa_group;
@@ -147,42 +141,60 @@ impl Call<'_> {
         }
     }
 
-    /// All rows of a unit against a block. `seen` gives the tokens of the block that a row sees.
+    /// All rows of a unit (of `state`) against a block. `seen` gives the tokens of the block that a row
+    /// sees.
     fn attend(
         &self,
-        queries: &[f32],
+        queries: &Queries,
         block: &Block,
         scratch: &mut Chunk,
         state: &mut State<'_>,
         seen: impl Fn(usize) -> Range<usize>,
     ) {
-        let (key_width, width) = (self.shape.key_head_dim, self.shape.value_head_dim);
+        let (all, width) = (state.max.len(), self.shape.value_head_dim);
         let mut finite = None;
-        for (i, queries) in queries.chunks(CHUNK_ROWS * key_width).enumerate() {
-            let (first, rows) = (i * CHUNK_ROWS, queries.len() / key_width);
-            let seen: [Range<usize>; CHUNK_ROWS] = std::array::from_fn(|r| seen(first + r.min(rows - 1)));
+        for first in (0..all).step_by(CHUNK_ROWS) {
+            let rows = first..all.min(first + CHUNK_ROWS);
+            let len = rows.len();
+            let seen: [Range<usize>; CHUNK_ROWS] = std::array::from_fn(|r| seen(first + r.min(len - 1)));
             let columns = union(&seen);
             if columns.is_empty() {
                 continue;
             }
-            let (scores, corrections) = (&mut scratch.scores[..rows], &mut scratch.corrections[..rows]);
-            kernels::scores(self.isa, queries, &block.keys, &block.factors, scores);
+            let (scores, corrections) = (&mut scratch.scores[..len], &mut scratch.corrections[..len]);
+            kernels::scores(self.isa, queries.rows(rows.clone()), block, columns.clone(), scores);
             for (r, scores) in scores.iter_mut().enumerate() {
                 let (max, sum) = (&mut state.max[first + r], &mut state.sum[first + r]);
+                let seen = seen[r].clone();
                 corrections[r] =
-                    kernels::softmax_step(self.isa, scores, seen[r].clone(), self.scale, max, sum);
+                    kernels::softmax_step(self.isa, scores, &block.factors, seen, self.scale, max, sum);
             }
-            let acc = &mut state.acc[first * width..(first + rows) * width];
+            let acc = &mut state.acc[rows.start * width..rows.end * width];
             if seen.iter().all(|s| *s == columns) || *finite.get_or_insert_with(|| block.values_are_finite())
             {
-                kernels::accumulate(self.isa, scores, columns, &block.values, corrections, acc);
+                kernels::accumulate(self.isa, scores, columns, block, corrections, acc);
             } else {
                 // A weight of 0 does not hide a NaN that another row of the chunk sees.
                 for (r, acc) in acc.chunks_exact_mut(width).enumerate() {
                     let (scores, correction) = (&scores[r..=r], &corrections[r..=r]);
-                    kernels::accumulate(self.isa, scores, seen[r].clone(), &block.values, correction, acc);
+                    kernels::accumulate(self.isa, scores, seen[r].clone(), block, correction, acc);
                 }
             }
+        }
+    }
+
+    fn scratch(&self, rows: usize) -> Scratch {
+        let Shape { key_head_dim, value_head_dim, .. } = self.shape;
+        let packed = Block::packed(self.isa, self.pages.codec);
+        Scratch {
+            queries: Queries::new(rows, key_head_dim, &packed),
+            packed,
+            raw: Block::wide(key_head_dim, value_head_dim),
+            chunk: Chunk {
+                scores: [BlockRow([0.0; BLOCK_TOKENS]); CHUNK_ROWS],
+                corrections: [0.0; CHUNK_ROWS],
+            },
+            state: vec![0.0; State::len(rows, value_head_dim)],
         }
     }
 }
@@ -203,29 +215,16 @@ fn union(ranges: &[Range<usize>]) -> Range<usize> {
 
 /// What a thread needs.
 struct Scratch {
-    /// `[unit rows, key_head_dim]`
-    queries: Vec<f32>,
-    block: Block,
+    /// As many rows as the largest unit.
+    queries: Queries,
+    packed: Block,
+    raw: Block,
     chunk: Chunk,
     /// A [`State`] of the unit's rows.
     state: Vec<f32>,
 }
 
 struct Chunk {
-    scores: [ScoreRow; CHUNK_ROWS],
+    scores: [BlockRow; CHUNK_ROWS],
     corrections: [f32; CHUNK_ROWS],
-}
-
-impl Scratch {
-    fn new(shape: &Shape, rows: usize) -> Scratch {
-        Scratch {
-            queries: vec![0.0; rows * shape.key_head_dim],
-            block: Block::new(shape.key_head_dim, shape.value_head_dim),
-            chunk: Chunk {
-                scores: [ScoreRow([0.0; BLOCK_TOKENS]); CHUNK_ROWS],
-                corrections: [0.0; CHUNK_ROWS],
-            },
-            state: vec![0.0; State::len(rows, shape.value_head_dim)],
-        }
-    }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{
-    block::{KeyLanes, ScoreRow, ValueLanes},
+    block::{BlockRow, KeyLanes, ValueLanes, tiles_of},
     kernels::ScoreScale,
 };
 use crate::{
@@ -12,12 +12,7 @@ use crate::{
     rows::Isa,
 };
 
-pub(super) fn widen_keys(
-    codec: &PageCodec,
-    tile: &[u8],
-    keys: &mut [KeyLanes],
-    factors: &mut [f32; TILE_TOKENS],
-) {
+pub(super) fn widen_keys(codec: &PageCodec, tile: &[u8], keys: &mut [KeyLanes]) {
     let (mut codes, mut row) = ([0; MAX_ROW_CODES], [0.0; MAX_HEAD_DIM]);
     let (codes, row) = (&mut codes[..codec.rows().key_codes_len()], &mut row[..keys.len()]);
     for token in 0..TILE_TOKENS {
@@ -27,7 +22,6 @@ pub(super) fn widen_keys(
             lanes.0[token] = *x;
         }
     }
-    factors.fill(1.0);
 }
 
 pub(super) fn widen_values(codec: &PageCodec, tile: &[u8], values: &mut [ValueLanes]) {
@@ -43,26 +37,29 @@ pub(super) fn widen_values(codec: &PageCodec, tile: &[u8], values: &mut [ValueLa
     }
 }
 
-pub(super) fn scores(queries: &[f32], keys: &[KeyLanes], factors: &ScoreRow, scores: &mut [ScoreRow]) {
+pub(super) fn wide_scores(
+    queries: &[f32],
+    keys: &[KeyLanes],
+    columns: Range<usize>,
+    scores: &mut [BlockRow],
+) {
     let width = queries.len() / scores.len();
     for (query, scores) in queries.chunks_exact(width).zip(scores) {
-        let tiles = keys.chunks_exact(width).zip(factors.0.as_chunks::<TILE_TOKENS>().0);
-        for (scores, (keys, factors)) in scores.0.as_chunks_mut::<TILE_TOKENS>().0.iter_mut().zip(tiles) {
-            *scores = [0.0; TILE_TOKENS];
-            for (q, keys) in query.iter().zip(keys) {
-                for (score, k) in scores.iter_mut().zip(keys.0) {
+        for j in tiles_of(&columns) {
+            let mut tile = [0.0; TILE_TOKENS];
+            for (q, keys) in query.iter().zip(&keys[j * width..]) {
+                for (score, k) in tile.iter_mut().zip(keys.0) {
                     *score += q * k;
                 }
             }
-            for (score, factor) in scores.iter_mut().zip(factors) {
-                *score *= factor;
-            }
+            scores.0[j * TILE_TOKENS..][..TILE_TOKENS].copy_from_slice(&tile);
         }
     }
 }
 
 pub(super) fn softmax_step(
-    scores: &mut ScoreRow,
+    scores: &mut BlockRow,
+    factors: &BlockRow,
     visible: Range<usize>,
     scale: ScoreScale,
     max: &mut f32,
@@ -70,12 +67,12 @@ pub(super) fn softmax_step(
 ) -> f32 {
     scores.0[..visible.start].fill(0.0);
     scores.0[visible.end..].fill(0.0);
-    let seen = &mut scores.0[visible];
+    let (seen, factors) = (&mut scores.0[visible.clone()], &factors.0[visible]);
     let mut new_max = *max;
-    for s in &mut *seen {
+    for (s, key_factor) in seen.iter_mut().zip(factors) {
         *s = match scale {
-            ScoreScale::Plain(factor) => *s * factor,
-            ScoreScale::Capped { inner, outer } => (*s * inner).tanh() * outer,
+            ScoreScale::Plain(factor) => *s * key_factor * factor,
+            ScoreScale::Capped { inner, outer } => (*s * key_factor * inner).tanh() * outer,
         };
         new_max = new_max.max(*s);
     }
@@ -91,8 +88,8 @@ pub(super) fn softmax_step(
     correction
 }
 
-pub(super) fn accumulate(
-    weights: &[ScoreRow],
+pub(super) fn wide_accumulate(
+    weights: &[BlockRow],
     columns: Range<usize>,
     values: &[ValueLanes],
     corrections: &[f32],

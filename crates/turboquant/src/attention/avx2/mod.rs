@@ -1,28 +1,29 @@
 //! The attention kernels on AVX2, FMA and F16C.
 //!
-//! Every function here needs those three features; callers hold an [`crate::rows::Avx2`].
+//! Every function here needs those three features: those that take an [`crate::rows::Avx2`] are safe, the
+//! others are called where one is at hand.
 
 #![expect(unsafe_code, reason = "vector loads and stores take raw pointers")]
 
-mod coded_keys;
-mod coded_values;
 mod softmax;
 mod wide;
 mod widen;
+mod word_keys;
+mod word_values;
 
 use std::arch::x86_64::*;
 
-use super::coded::Words;
+use super::block::Words;
 
-pub(super) use coded_keys::{code_queries, coded_scores};
-pub(super) use coded_values::coded_accumulate;
 pub(super) use softmax::softmax_step;
-pub(super) use wide::{accumulate, scores};
+pub(super) use wide::{wide_accumulate, wide_scores};
 pub(super) use widen::{widen_keys, widen_values};
+pub(super) use word_keys::{code_queries, unpack_keys, word_scores};
+pub(super) use word_values::{unpack_values, word_accumulate};
 
 const LANES: usize = 8;
-/// Most query rows that share a load of coded keys or values.
-const MAX_CODED_ROWS: usize = 4;
+/// Most query rows that share a load of words.
+const MAX_WORD_ROWS: usize = 4;
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]

@@ -3,7 +3,7 @@
 use std::{arch::x86_64::*, ops::Range};
 
 use super::{LANES, load, max, store, sum};
-use crate::attention::{block::ScoreRow, kernels::ScoreScale};
+use crate::attention::{block::BlockRow, kernels::ScoreScale};
 
 /// `2^x` for `x <= 0`, within 2e-7 of itself and exact at 0; 0 below -126.5; NaN for NaN.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -37,24 +37,26 @@ fn tanh(x: __m256) -> __m256 {
 /// As the scalar kernel of the name.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in crate::attention) fn softmax_step(
-    scores: &mut ScoreRow,
+    scores: &mut BlockRow,
+    factors: &BlockRow,
     visible: Range<usize>,
     scale: ScoreScale,
     max_so_far: &mut f32,
     sum_so_far: &mut f32,
 ) -> f32 {
-    let vectors = scores.0.as_chunks_mut::<LANES>().0;
+    let vectors = scores.0.as_chunks_mut::<LANES>().0.iter_mut().zip(factors.0.as_chunks().0);
     match scale {
         ScoreScale::Plain(factor) => {
             let factor = _mm256_set1_ps(factor);
-            for s in &mut *vectors {
-                store(s, _mm256_mul_ps(load(s), factor));
+            for (s, key_factor) in vectors {
+                store(s, _mm256_mul_ps(_mm256_mul_ps(load(s), load(key_factor)), factor));
             }
         }
         ScoreScale::Capped { inner, outer } => {
             let (inner, outer) = (_mm256_set1_ps(inner), _mm256_set1_ps(outer));
-            for s in &mut *vectors {
-                store(s, _mm256_mul_ps(tanh(_mm256_mul_ps(load(s), inner)), outer));
+            for (s, key_factor) in vectors {
+                let x = _mm256_mul_ps(_mm256_mul_ps(load(s), load(key_factor)), inner);
+                store(s, _mm256_mul_ps(tanh(x), outer));
             }
         }
     }

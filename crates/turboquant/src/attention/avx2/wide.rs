@@ -7,23 +7,24 @@ use std::{arch::x86_64::*, ops::Range};
 
 use super::{LANES, load, store};
 use crate::{
-    attention::block::{BLOCK_TILES, KeyLanes, ScoreRow, ValueLanes},
+    attention::block::{BlockRow, KeyLanes, ValueLanes, tiles_of},
     page::tile::TILE_TOKENS,
 };
 
 const MAX_ROWS: usize = 6;
 
-/// As the scalar kernel of the name.
+/// As the kernel of the name in `kernels`.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in crate::attention) fn scores(
+pub(in crate::attention) fn wide_scores(
     queries: &[f32],
     keys: &[KeyLanes],
-    factors: &ScoreRow,
-    scores: &mut [ScoreRow],
+    columns: Range<usize>,
+    scores: &mut [BlockRow],
 ) {
     let width = queries.len() / scores.len();
+    let tiles = tiles_of(&columns);
     for (queries, scores) in queries.chunks(MAX_ROWS * width).zip(scores.chunks_mut(MAX_ROWS)) {
-        for first in (0..BLOCK_TILES).step_by(2) {
+        for first in (tiles.start / 2 * 2..tiles.end).step_by(2) {
             let keys = &keys[first * width..(first + 2) * width];
             match scores.len() {
                 1 => two_tiles::<1>(queries, keys, first, scores),
@@ -34,24 +35,19 @@ pub(in crate::attention) fn scores(
                 _ => one_tile_each::<6>(queries, keys, first, scores),
             }
         }
-        for scores in scores {
-            for (s, f) in scores.0.as_chunks_mut::<LANES>().0.iter_mut().zip(factors.0.as_chunks().0) {
-                store(s, _mm256_mul_ps(load(s), load(f)));
-            }
-        }
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn two_tiles<const R: usize>(queries: &[f32], keys: &[KeyLanes], first: usize, scores: &mut [ScoreRow]) {
+fn two_tiles<const R: usize>(queries: &[f32], keys: &[KeyLanes], first: usize, scores: &mut [BlockRow]) {
     let (low, high) = keys.split_at(keys.len() / 2);
     dot::<R, 2>(queries, [low, high], first, scores);
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn one_tile_each<const R: usize>(queries: &[f32], keys: &[KeyLanes], first: usize, scores: &mut [ScoreRow]) {
+fn one_tile_each<const R: usize>(queries: &[f32], keys: &[KeyLanes], first: usize, scores: &mut [BlockRow]) {
     let (low, high) = keys.split_at(keys.len() / 2);
     dot::<R, 1>(queries, [low], first, scores);
     dot::<R, 1>(queries, [high], first + 1, scores);
@@ -64,7 +60,7 @@ fn dot<const R: usize, const T: usize>(
     queries: &[f32],
     keys: [&[KeyLanes]; T],
     first: usize,
-    scores: &mut [ScoreRow],
+    scores: &mut [BlockRow],
 ) {
     let width = queries.len() / R;
     let mut rows: [&[f32]; R] = [&[]; R];
@@ -100,8 +96,8 @@ fn dot<const R: usize, const T: usize>(
 
 /// As the kernel of the name in `kernels`.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in crate::attention) fn accumulate(
-    weights: &[ScoreRow],
+pub(in crate::attention) fn wide_accumulate(
+    weights: &[BlockRow],
     columns: Range<usize>,
     values: &[ValueLanes],
     corrections: &[f32],
@@ -127,7 +123,7 @@ pub(in crate::attention) fn accumulate(
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn all_dims<const R: usize, const V: usize>(
-    weights: &[ScoreRow],
+    weights: &[BlockRow],
     start: usize,
     values: &[ValueLanes],
     corrections: &[f32],
@@ -149,7 +145,7 @@ fn all_dims<const R: usize, const V: usize>(
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn weigh<const R: usize, const V: usize>(
-    weights: &[ScoreRow],
+    weights: &[BlockRow],
     start: usize,
     values: &[ValueLanes],
     corrections: &[f32],

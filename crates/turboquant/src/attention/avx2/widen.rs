@@ -1,12 +1,12 @@
-//! Packed tiles to f32.
+//! Tiles of fp8 and native rows to f32.
 
 use std::arch::x86_64::*;
 
-use super::{LANES, coded_keys, coded_values, fields, load_bytes, load_half, store};
+use super::{LANES, load_bytes, load_half, store};
 use crate::{
     attention::block::{KeyLanes, ValueLanes},
     format::{KeyFormat, NativeDtype, ValueFormat},
-    page::{PageCodec, tile::TILE_TOKENS},
+    page::PageCodec,
 };
 
 /// Stores 16 elements from each `$bytes` bytes of an area, as `$widen` makes them, into the items of
@@ -21,25 +21,17 @@ macro_rules! each {
     };
 }
 
-/// As the kernel of the name in `kernels`.
+/// As the kernel of the name in `kernels`. Coded keys do not come here: they become words.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in crate::attention) fn widen_keys(
-    codec: &PageCodec,
-    tile: &[u8],
-    keys: &mut [KeyLanes],
-    factors: &mut [f32; TILE_TOKENS],
-) {
-    if let Some(centroids) = codec.centroids() {
-        return coded_keys::widen_keys(codec, centroids, tile, keys, factors);
-    }
-    factors.fill(1.0);
+pub(in crate::attention) fn widen_keys(codec: &PageCodec, tile: &[u8], keys: &mut [KeyLanes]) {
     let area = &tile[codec.tile().key_codes.clone()];
     let pairs = key_pairs(keys);
     match codec.rows().format().key {
-        KeyFormat::Fp8 | KeyFormat::LloydMax { .. } => each!(area, 16, e4m3, pairs),
+        KeyFormat::Fp8 => each!(area, 16, e4m3, pairs),
         KeyFormat::Native(NativeDtype::F16) => each!(area, 32, half, pairs),
         KeyFormat::Native(NativeDtype::Bf16) => each!(area, 32, brain, pairs),
         KeyFormat::Native(NativeDtype::F32) => each!(area, 64, single, pairs),
+        KeyFormat::LloydMax { .. } => debug_assert!(false, "codes are multiplied as words"),
     }
 }
 
@@ -53,7 +45,7 @@ pub(in crate::attention) fn widen_values(codec: &PageCodec, tile: &[u8], values:
         ValueFormat::Native(NativeDtype::F16) => each!(area, 32, half, value_pairs(values)),
         ValueFormat::Native(NativeDtype::Bf16) => each!(area, 32, brain, value_pairs(values)),
         ValueFormat::Native(NativeDtype::F32) => each!(area, 64, single, value_pairs(values)),
-        ValueFormat::Uniform { bits } => uniform(codec, bits, tile, area, values),
+        ValueFormat::Uniform { .. } => debug_assert!(false, "codes are multiplied as words"),
     }
 }
 
@@ -67,30 +59,6 @@ fn key_pairs(keys: &mut [KeyLanes]) -> impl Iterator<Item = [&mut [f32; LANES]; 
 
 fn value_pairs(values: &mut [ValueLanes]) -> impl Iterator<Item = [&mut [f32; LANES]; 2]> {
     values.as_chunks_mut().0.iter_mut().map(|[first, second]| [&mut first.0, &mut second.0])
-}
-
-/// `code * scale + minimum`
-#[target_feature(enable = "avx2,fma,f16c")]
-fn uniform(codec: &PageCodec, bits: u8, tile: &[u8], area: &[u8], values: &mut [ValueLanes]) {
-    let groups = values.len() / TILE_TOKENS;
-    let mut pair = [[0.0; TILE_TOKENS]; 2];
-    for (lanes, at) in pair.iter_mut().zip([codec.tile().scales, codec.tile().zeros]) {
-        for (lanes, field) in lanes.as_chunks_mut::<LANES>().0.iter_mut().zip(fields(tile, at)) {
-            store(lanes, field);
-        }
-    }
-    let [scales, zeros] = pair;
-    for group in 0..groups {
-        for (p, plane) in coded_values::unpack_values(bits, area, groups, group).into_iter().enumerate() {
-            let even = _mm256_and_si256(plane, _mm256_set1_epi32(0xFFFF));
-            let odd = _mm256_srli_epi32(plane, 16);
-            for (token, codes) in [(2 * p, even), (2 * p + 1, odd)] {
-                let (scale, zero) = (_mm256_set1_ps(scales[token]), _mm256_set1_ps(zeros[token]));
-                let value = _mm256_fmadd_ps(_mm256_cvtepi32_ps(codes), scale, zero);
-                store(&mut values[token * groups + group].0, value);
-            }
-        }
-    }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
