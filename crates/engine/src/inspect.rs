@@ -1,9 +1,13 @@
 //! What a model's files say without loading it: geometry, bytes of the weights, biases on the keys.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+};
 
 use crate::{
-    config::{CacheSpec, ConfigError, ModelConfig, ParameterEstimate},
+    config::{CacheSpec, ConfigError, ModelConfig, ParameterEstimate, gguf},
     error::LoadError,
     weights::{WeightFiles, blocks::read_floats, safetensors},
 };
@@ -61,13 +65,17 @@ pub enum InspectError {
 }
 
 impl ModelFacts {
-    /// Reads a folder with `config.json` (and safetensors files, where they are there), or a
-    /// `config.json` alone.
+    /// Reads a folder with `config.json` (and safetensors files, where they are there), a `config.json`
+    /// alone, or a GGUF file.
     ///
     /// # Errors
-    /// A config that is refused. Weights that cannot be read are estimated, with a notice.
+    /// A config or GGUF file that is refused. Safetensors that cannot be read are estimated, with a
+    /// notice.
     pub fn read(path: &Path) -> Result<Self, InspectError> {
         let folder = path.is_dir();
+        if !folder && starts_as_gguf(path) {
+            return Ok(Self::read_gguf(path)?);
+        }
         let config_path = if folder { path.join("config.json") } else { path.to_owned() };
         let config = ModelConfig::from_hf_file(&config_path)
             .map_err(|source| InspectError::Config { path: config_path, source: Box::new(source) })?;
@@ -79,6 +87,18 @@ impl ModelFacts {
                 Err(error) => facts.notices.push(format!("the weights are estimated: {error}")),
             }
         }
+        Ok(facts)
+    }
+
+    fn read_gguf(path: &Path) -> Result<Self, LoadError> {
+        let (config, files) = match gguf::short_convolution(path)? {
+            Some(read) => read,
+            None => crate::model::read_gguf(path)?,
+        };
+        let mut facts = Self::estimated(config);
+        facts.weight_bytes = Some(files.tensors.values().map(|entry| entry.bytes).sum());
+        facts.weight_source = WeightSource::Gguf { tensors: files.tensors.len() };
+        facts.read_key_biases(&files, |name| name.ends_with("attn_k.bias"), "blk.");
         Ok(facts)
     }
 
@@ -119,6 +139,12 @@ impl ModelFacts {
     }
 }
 
+/// Whether the file begins as GGUF files do, whatever its name.
+fn starts_as_gguf(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && &magic == b"GGUF"
+}
+
 /// The largest L2 norm of the heads of `bias`.
 fn largest_norm(bias: &[f32], head_dim: usize) -> f32 {
     let norm = |head: &[f32]| head.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt() as f32;
@@ -131,6 +157,71 @@ fn largest_norm(bias: &[f32], head_dim: usize) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A GGUF file of metadata and no tensors; values are u32, arrays of them, or strings.
+    fn gguf(values: &[(&str, Metadata)]) -> Vec<u8> {
+        let text = |out: &mut Vec<u8>, text: &str| {
+            out.extend((text.len() as u64).to_le_bytes());
+            out.extend(text.as_bytes());
+        };
+        let mut out = b"GGUF".to_vec();
+        out.extend(3u32.to_le_bytes());
+        out.extend(0u64.to_le_bytes());
+        out.extend((values.len() as u64).to_le_bytes());
+        for (key, value) in values {
+            text(&mut out, key);
+            match value {
+                Metadata::Number(number) => out.extend([4u32, *number].map(u32::to_le_bytes).concat()),
+                Metadata::Text(value) => {
+                    out.extend(8u32.to_le_bytes());
+                    text(&mut out, value);
+                }
+                Metadata::List(list) => {
+                    out.extend([9u32, 4].map(u32::to_le_bytes).concat());
+                    out.extend((list.len() as u64).to_le_bytes());
+                    out.extend(list.iter().flat_map(|number| number.to_le_bytes()));
+                }
+            }
+        }
+        out
+    }
+
+    enum Metadata {
+        Number(u32),
+        Text(&'static str),
+        List(Vec<u32>),
+    }
+
+    #[test]
+    fn a_short_convolution_gguf_says_what_its_config_says() {
+        use Metadata::{List, Number, Text};
+        let kv_heads = vec![0, 0, 8, 0, 0, 8, 0, 0, 8, 0, 8, 0, 8, 0, 8, 0];
+        let values = |kv_heads| {
+            vec![
+                ("general.architecture", Text("lfm2")),
+                ("lfm2.block_count", Number(16)),
+                ("lfm2.context_length", Number(128_000)),
+                ("lfm2.embedding_length", Number(2048)),
+                ("lfm2.attention.head_count", Number(32)),
+                ("lfm2.attention.head_count_kv", List(kv_heads)),
+                ("lfm2.shortconv.l_cache", Number(3)),
+            ]
+        };
+        let path = std::env::temp_dir().join(format!("turboquant-lfm2-{}.gguf", std::process::id()));
+        std::fs::write(&path, gguf(&values(kv_heads.clone()))).unwrap();
+        let facts = ModelFacts::read(&path).unwrap();
+        let json = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/cases/lfm2-1.2b.json");
+        let config = ModelFacts::read(&json).unwrap().config;
+        assert_eq!(facts.config.layers, config.layers);
+        assert_eq!(facts.config.max_model_len, config.max_model_len);
+        assert_eq!(facts.weight_source, WeightSource::Gguf { tensors: 0 });
+        std::fs::write(&path, gguf(&values(kv_heads[1..].to_vec()))).unwrap();
+        let error = ModelFacts::read(&path).unwrap_err().to_string();
+        assert!(error.contains("lfm2.attention.head_count_kv"), "{error}");
+        std::fs::write(&path, gguf(&[("general.architecture", Text("t5"))])).unwrap();
+        assert!(ModelFacts::read(&path).unwrap_err().to_string().contains("t5"));
+        std::fs::remove_file(path).unwrap();
+    }
 
     #[test]
     fn the_largest_head_counts_and_nan_is_kept() {

@@ -5,6 +5,7 @@ mod dense;
 mod error;
 mod families;
 mod fields;
+pub(crate) mod gguf;
 mod hybrid;
 mod json;
 mod kinds;

@@ -22,7 +22,7 @@ use candle_core::{Device, Tensor};
 use crate::batch::{Phase, StepBatch};
 use crate::config::ModelConfig;
 use crate::error::{EngineError, LoadError};
-use crate::weights::{Loader, WeightSummary};
+use crate::weights::{Loader, WeightFiles, WeightSummary};
 use decoder::Decoder;
 
 /// How one layer attends.
@@ -65,6 +65,12 @@ pub trait AttentionBackend {
         v: &Tensor,
         params: &LayerAttention,
     ) -> Result<Tensor, EngineError>;
+}
+
+/// Geometry and tensor directory of a GGUF file.
+pub(crate) fn read_gguf(path: &Path) -> Result<(ModelConfig, WeightFiles), LoadError> {
+    let source = families::from_gguf(path)?;
+    Ok((source.config, source.files))
 }
 
 /// A model in memory.
