@@ -21,6 +21,7 @@ use turboquant_engine::{
 use self::divergence::{Divergence, LogProbs};
 use crate::{
     args::CompareArgs,
+    console::say,
     error::wrong_use,
     report::{Table, grouped, sequence_bytes},
     setup::{self, Loaded},
@@ -97,7 +98,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<()> {
     let mut rows = Vec::new();
     let mut reference = None;
     for (dtype, boundary_layers) in settings(&loaded, args) {
-        eprintln!("{dtype}, {boundary_layers} boundary layers ...");
+        say(format_args!("{dtype}, {boundary_layers} boundary layers ..."));
         let options = PlanOptions {
             dtype,
             boundary_layers: Some(boundary_layers),

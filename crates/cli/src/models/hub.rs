@@ -57,11 +57,15 @@ impl HubId {
 
 /// The model's GGUF file or folder, downloaded unless it is in the hub's cache.
 pub(crate) fn resolve(id: &HubId) -> Result<PathBuf> {
-    let cached = Cache::from_env().repo(Repo::new(id.repo.clone(), RepoType::Model));
+    resolve_with(id, ApiBuilder::from_env(), &Cache::from_env())
+}
+
+fn resolve_with(id: &HubId, client: ApiBuilder, cache: &Cache) -> Result<PathBuf> {
+    let cached = cache.repo(Repo::new(id.repo.clone(), RepoType::Model));
     if let Some(path) = from_cache(id, &cached) {
         return Ok(path);
     }
-    let repo = ApiBuilder::from_env()
+    let repo = client
         .with_progress(false)
         .with_retries(2)
         .build()
@@ -200,7 +204,9 @@ struct Bar {
 
 impl Progress for Bar {
     fn init(&mut self, size: usize, _filename: &str) {
+        // Also called when a broken connection is taken up again; what is there already follows.
         self.bar.set_length(size as u64);
+        self.bar.set_position(0);
     }
     fn update(&mut self, size: usize) {
         self.received.fetch_add(size as u64, Ordering::Relaxed);
@@ -213,7 +219,76 @@ impl Progress for Bar {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io::{BufRead, BufReader, Write},
+        net::TcpListener,
+    };
+
     use super::*;
+
+    /// A hub with one file of 100,000 bytes, which breaks off in the middle the first time. Returns
+    /// its address.
+    fn flaky_hub(contents: &'static [u8]) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        thread::spawn(move || {
+            let mut broken = false;
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+                let request = lines.next().unwrap().unwrap();
+                let head: Vec<String> =
+                    lines.map(Result::unwrap).take_while(|line| !line.is_empty()).collect();
+                if request.starts_with("GET /api/models/a/b/") {
+                    let body =
+                        r#"{"sha":"c0","siblings":[{"rfilename":"README.md"},{"rfilename":"x.gguf"}]}"#;
+                    write!(
+                        stream,
+                        "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+                        body.len()
+                    )
+                    .unwrap();
+                    continue;
+                }
+                assert!(request.starts_with("GET /a/b/resolve/main/x.gguf "), "{request}");
+                let range = head.iter().find_map(|line| line.strip_prefix("Range: bytes=")).unwrap();
+                let (start, end) = range.split_once('-').unwrap();
+                let start: usize = start.parse().unwrap();
+                let end = end.parse().map_or(contents.len(), |end: usize| end + 1);
+                let body = &contents[start..end];
+                write!(
+                    stream,
+                    "HTTP/1.1 206 Partial Content\r\nConnection: close\r\nx-repo-commit: c0\r\netag: \"e0\"\r\n\
+                     Content-Range: bytes {start}-{}/{}\r\nContent-Length: {}\r\n\r\n",
+                    end - 1,
+                    contents.len(),
+                    body.len()
+                )
+                .unwrap();
+                let whole = body.len() == 1 || std::mem::replace(&mut broken, true);
+                stream.write_all(if whole { body } else { &body[..body.len() / 2] }).unwrap();
+            }
+        });
+        address
+    }
+
+    #[test]
+    fn a_file_is_found_downloaded_over_a_broken_connection_and_cached() {
+        let contents: &[u8] = (0..100_000u32).map(|i| (i % 251) as u8).collect::<Vec<u8>>().leak();
+        let folder = std::env::temp_dir().join(format!("tq-hub-{}", std::process::id()));
+        let client = |address: String| {
+            ApiBuilder::new().with_endpoint(address).with_cache_dir(folder.clone()).with_token(None)
+        };
+        let cache = Cache::new(folder.clone());
+        let id = HubId::parse("a/b").unwrap();
+        let path = resolve_with(&id, client(flaky_hub(contents)), &cache).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), contents);
+        // A named file that is there needs no hub.
+        let id = HubId::parse("a/b:x.gguf").unwrap();
+        let nowhere = client("http://127.0.0.1:9".to_owned());
+        assert_eq!(resolve_with(&id, nowhere, &cache).unwrap(), path);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 
     fn names(list: &[&str]) -> Vec<String> {
         list.iter().map(|name| (*name).to_owned()).collect()

@@ -6,7 +6,13 @@ use anyhow::Result;
 use minijinja::{Value as JinjaValue, context};
 
 use super::{CHAT_CONTEXT, sampling_params, start};
-use crate::{args::RunArgs, error::wrong_use, setup::Loaded, text::TextModel};
+use crate::{
+    args::RunArgs,
+    console::{self, say},
+    error::wrong_use,
+    setup::Loaded,
+    text::TextModel,
+};
 
 /// Room for an answer that the history must leave, if the context allows it.
 const ANSWER_ROOM: usize = 512;
@@ -26,14 +32,13 @@ pub(crate) fn run(args: &RunArgs, loaded: &Loaded) -> Result<()> {
     let mut history = History::new(args.system.as_deref());
     let interactive = io::stdin().is_terminal();
     if interactive {
-        eprintln!("{} (Ctrl-D or /exit ends, /clear forgets)", loaded.name);
+        say(format_args!("{} (Ctrl-D or /exit ends, /clear forgets)", loaded.name));
     }
     let mut lines = io::stdin().lock().lines();
     let mut stdout = io::stdout();
     loop {
         if interactive {
-            eprint!("> ");
-            io::stderr().flush()?;
+            console::prompt("> ");
         }
         let Some(line) = lines.next() else { break };
         let line = line?;
@@ -49,13 +54,13 @@ pub(crate) fn run(args: &RunArgs, loaded: &Loaded) -> Result<()> {
         let prompt = match history.prompt(&loaded.text, max_model_len - room)? {
             Fit::Whole(ids) => ids,
             Fit::Shortened(ids, dropped) => {
-                eprintln!("note: the {dropped} oldest messages no longer fit and are forgotten");
+                say(format_args!("note: the {dropped} oldest messages no longer fit and are forgotten"));
                 ids
             }
             Fit::TooLong(tokens) => {
-                eprintln!(
+                say(format_args!(
                     "note: that has {tokens} tokens, more than the {max_model_len} of the context allow"
-                );
+                ));
                 history.messages.pop();
                 continue;
             }

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use anyhow::{Context, Result};
 use minijinja::{Value as JinjaValue, context};
 use turboquant_engine::{
-    engine::{Engine, EngineConfig},
+    engine::EngineConfig,
     plan::{Budget, Plan, PlanOptions},
     sampler::SamplingParams,
 };
@@ -16,6 +16,7 @@ use turboquant_engine::{
 use self::generation::{Generator, Speed};
 use crate::{
     args::{RunArgs, SamplingArgs},
+    console::say,
     error::wrong_use,
     report::{cache_summary, size},
     setup::{self, Loaded},
@@ -78,7 +79,7 @@ fn prompt_ids(args: &RunArgs, loaded: &Loaded, prompt: &str) -> Result<Vec<u32>>
         return Err(wrong_use("--system needs a model with a chat template, and no --raw"));
     }
     if !args.raw {
-        eprintln!("note: the model has no chat template, so it continues the prompt as it stands");
+        say("note: the model has no chat template, so it continues the prompt as it stands");
     }
     text.encode(prompt)
 }
@@ -123,7 +124,7 @@ fn start(args: &RunArgs, loaded: &Loaded, context: usize) -> Result<Session> {
         max_model_len: plan.max_model_len,
         eos_token_ids: loaded.stop_ids(),
     };
-    let engine = Engine::start(loaded.runner(&plan)?, config)?;
+    let engine = setup::start_engine(loaded.runner(&plan)?, config)?;
     let tokens = loaded.text.tokens().clone();
     Ok(Session { plan, generator: Generator::new(engine, tokens, args.sampling.stop.clone()) })
 }
@@ -133,10 +134,10 @@ impl Session {
     fn print_summary(&self) {
         let plan = &self.plan;
         let Speed { prompt_tokens, prefill, decoded_tokens, decode, peak_pages } = self.generator.speed();
-        eprint!("\n{}", cache_summary(plan));
+        say(format_args!("\n{}", cache_summary(plan)));
         let used: u64 =
             plan.groups.iter().zip(peak_pages).map(|(group, &pages)| (group.page_bytes * pages) as u64).sum();
-        eprintln!("KV memory     {} used of {} planned", size(used), size(plan.total_bytes()));
+        say(format_args!("KV memory     {} used of {} planned", size(used), size(plan.total_bytes())));
         let rate = |tokens: usize, seconds: f64| {
             if tokens == 0 || seconds <= 0.0 {
                 "-".to_owned()
@@ -144,13 +145,13 @@ impl Session {
                 format!("{:.1}", tokens as f64 / seconds)
             }
         };
-        eprintln!(
+        say(format_args!(
             "prefill       {} tokens/s ({prompt_tokens} tokens)",
             rate(*prompt_tokens, prefill.as_secs_f64())
-        );
-        eprintln!(
+        ));
+        say(format_args!(
             "decode        {} tokens/s ({decoded_tokens} tokens)",
             rate(*decoded_tokens, decode.as_secs_f64())
-        );
+        ));
     }
 }

@@ -62,7 +62,7 @@ async fn collect(
 ) -> Result<(ChatChoice, usize), ApiError> {
     let (mut content, mut scored, mut finish_reason) = (String::new(), Vec::new(), "stop");
     while let Some(piece) = answer.next().await {
-        let piece = piece.map_err(|error| ApiError::internal(format!("{error}.")))?;
+        let piece = piece.map_err(|error| ApiError::generation(&error))?;
         content.push_str(&piece.text);
         scored.extend(piece.scored);
         finish_reason = piece.finish.unwrap_or(finish_reason);

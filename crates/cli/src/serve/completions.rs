@@ -73,7 +73,7 @@ async fn collect(
     let mut scored = Vec::new();
     whole.text = writer.echo.take().unwrap_or_default();
     while let Some(piece) = answer.next().await {
-        let piece = piece.map_err(|error| ApiError::internal(format!("{error}.")))?;
+        let piece = piece.map_err(|error| ApiError::generation(&error))?;
         whole.text.push_str(&piece.text);
         scored.extend(piece.scored);
         whole.finish_reason = piece.finish;

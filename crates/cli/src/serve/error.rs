@@ -6,6 +6,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
+use turboquant_engine::request::GenerationError;
 
 /// An error response: a status and the one object that clients parse.
 #[derive(Debug)]
@@ -100,6 +101,14 @@ impl ApiError {
     /// 500: a failure of ours.
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+    }
+
+    /// An answer that broke off.
+    pub(crate) fn generation(error: &GenerationError) -> Self {
+        match error {
+            GenerationError::Stopped(_) => Self::unavailable(format!("{error}.")),
+            _ => Self::internal(format!("{error}.")),
+        }
     }
 
     /// The object inside, for an error in the middle of a stream.

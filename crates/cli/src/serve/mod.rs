@@ -24,13 +24,14 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 use turboquant_engine::{
-    engine::{Engine, EngineConfig},
+    engine::EngineConfig,
     plan::{Budget, PlanOptions},
 };
 
 use self::app::App;
 use crate::{
     args::ServeArgs,
+    console::say,
     report::{cache_summary, size},
     setup,
 };
@@ -61,15 +62,15 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         eos_token_ids: loaded.stop_ids(),
     };
     setup::print_notices(&plan);
-    let engine = Engine::start(loaded.runner(&plan)?, config)?;
+    let engine = setup::start_engine(loaded.runner(&plan)?, config)?;
     let model = args.served_model_name.clone().unwrap_or_else(|| loaded.name.clone());
-    eprint!("{}", cache_summary(&plan));
-    eprintln!(
+    say(cache_summary(&plan));
+    say(format_args!(
         "capacity      {} sequences at once, {} tokens each at most; {} of KV memory",
         plan.max_num_seqs,
         plan.max_model_len,
         size(plan.total_bytes())
-    );
+    ));
     let app = Arc::new(App::new(engine.handle(), loaded.text, model, args.max_body_size));
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(serve(listener, app));
@@ -100,7 +101,8 @@ async fn serve(listener: std::net::TcpListener, app: Arc<App>) -> io::Result<()>
         result = &mut server => return result,
         () = stop.requested() => {}
     }
-    eprintln!("Stopping: no new connections; answers in progress may take {} s.", SHUTDOWN_GRACE.as_secs());
+    let grace = SHUTDOWN_GRACE.as_secs();
+    say(format_args!("Stopping: no new connections; answers in progress may take {grace} s."));
     let _ = stopping.send(());
     tokio::select! {
         result = &mut server => result,

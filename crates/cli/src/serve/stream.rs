@@ -91,8 +91,7 @@ impl<Choice: Serialize> Events<Choice> {
                     }
                 }
                 Some((_, Err(error), _)) => {
-                    let error = ApiError::internal(format!("{error}."));
-                    self.send(&error.into_envelope()).await?;
+                    self.send(&ApiError::generation(&error).into_envelope()).await?;
                     return self.send_text("[DONE]".to_owned()).await;
                 }
             }

@@ -48,8 +48,11 @@ impl TextModel {
     fn from_folder(folder: &Path) -> Result<Self> {
         let file = folder.join("tokenizer.json");
         ensure!(file.is_file(), "{} has no tokenizer.json", folder.display());
-        let tokenizer = Tokenizer::from_file(&file)
+        let mut tokenizer = Tokenizer::from_file(&file)
             .map_err(|error| anyhow!("{} cannot be read: {error}", file.display()))?;
+        // Some files still have the settings of a training run, which would cut prompts in silence.
+        tokenizer.with_padding(None);
+        tokenizer.with_truncation(None).map_err(|error| anyhow!("{}: {error}", file.display()))?;
         let config = read_json(&folder.join("config.json"))?;
         let generation_config = read_json(&folder.join("generation_config.json"))?;
         let tokenizer_config = read_json(&folder.join("tokenizer_config.json"))?;
