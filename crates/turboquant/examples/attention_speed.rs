@@ -1,12 +1,13 @@
-//! Times decode and prefill attention on packed pages.
+//! Times decode, prefill and store on packed pages.
 //!
-//! `cargo run --release -p turboquant --example attention_speed [-- [threads=N] [only=decode|prefill]
+//! `cargo run --release -p turboquant --example attention_speed [-- [threads=N] [only=decode|prefill|store]
 //! [FILTER]...]`: rows of the table whose text contains every FILTER; N threads, by default all.
 
 #![expect(clippy::print_stdout, reason = "prints a table")]
 
 use std::time::{Duration, Instant};
 
+use half::bf16;
 use turboquant::{
     attention::{AttentionParams, Cpu, DecodeRow, Pages, PagesMut, PrefillChunk},
     exec::Rayon,
@@ -30,19 +31,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let threads = filters.remove(i)["threads=".len()..].parse()?;
         rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
     }
-    let mut calls = [true; 2];
+    let mut calls = [true; 3];
     if let Some(i) = filters.iter().position(|arg| arg.starts_with("only=")) {
-        calls = ["decode", "prefill"].map(|call| filters[i]["only=".len()..] == *call);
+        calls = ["decode", "prefill", "store"].map(|call| filters[i]["only=".len()..] == *call);
         filters.remove(i);
     }
     println!(
         "{} thread(s), {}, pages of {PAGE_SIZE}; decode: one row of one layer, us and GB/s of packed bytes;\n\
-         prefill: {PREFILL_TOKENS} tokens after the context, ms and GFLOP/s (2 per multiply-add)\n",
+         prefill: {PREFILL_TOKENS} tokens after the context, ms and GFLOP/s (2 per multiply-add);\n\
+         store: {PREFILL_TOKENS} tokens of bf16, GB/s of input\n",
         rayon::current_num_threads(),
         turboquant::rows::Isa::detect().name()
     );
     println!(
-        "| heads/KV/dim | context | format | decode us | GB/s | prefill ms | GFLOP/s |\n|--|--|--|--|--|--|--|"
+        "| heads/KV/dim | context | format | decode us | GB/s | prefill ms | GFLOP/s | store GB/s |\n\
+         |--|--|--|--|--|--|--|--|"
     );
     for shape in SHAPES {
         for context in CONTEXTS {
@@ -61,7 +64,7 @@ fn measure(
     dtype: CacheDtype,
     (num_qo_heads, num_kv_heads, head_dim): (usize, usize, usize),
     context: usize,
-    [decodes, prefills]: [bool; 2],
+    [decodes, prefills, stores]: [bool; 3],
 ) -> Result<String, Box<dyn std::error::Error>> {
     let rows = RowCodec::new(dtype.row_format(NativeDtype::F16), head_dim, head_dim)?;
     let codec = PageCodec::new(rows, num_kv_heads, PAGE_SIZE)?;
@@ -89,6 +92,7 @@ fn measure(
         let pages = PagesMut { codec: &codec, slab: &mut slab };
         cpu.store(pages, &random(tokens * width), &random(tokens * width), &slots)?;
     }
+    let mut spare = slab.clone();
     let layers = vec![slab.clone(); (ENOUGH_BYTES / slab.len()).clamp(1, MAX_LAYERS)];
     let mut layers = layers.iter().map(|slab| Pages { codec: &codec, slab }).cycle();
     let mut next_layer = || layers.next().ok_or("no layers");
@@ -112,16 +116,26 @@ fn measure(
     };
     let prefill = time(prefills, || Ok(cpu.prefill(next_layer()?, &params, &chunk, &mut out)?))?;
 
+    let (keys, values): (Vec<bf16>, Vec<bf16>) =
+        keys.iter().zip(&values).map(|(k, v)| (bf16::from_f32(*k), bf16::from_f32(*v))).unzip();
+    let slots: Vec<i64> = (0..PREFILL_TOKENS as i64).collect();
+    let store = time(stores, || {
+        cpu.store(PagesMut { codec: &codec, slab: &mut spare }, &keys, &values, &slots)?;
+        Ok(())
+    })?;
+
     let bytes = (context * num_kv_heads * codec.rows().layout().slot_bytes) as f64;
     let seen = PREFILL_TOKENS * context + PREFILL_TOKENS * (PREFILL_TOKENS + 1) / 2;
     let flops = (4 * seen * num_qo_heads * head_dim) as f64;
-    Ok(format!(
-        "{:.0} | {:.2} | {:.2} | {:.0} |",
-        decode * 1e6,
-        bytes / decode / 1e9,
-        prefill * 1e3,
-        flops / prefill / 1e9
-    ))
+    let columns = [
+        (decode * 1e6, 0),
+        (bytes / decode / 1e9, 2),
+        (prefill * 1e3, 2),
+        (flops / prefill / 1e9, 0),
+        ((4 * keys.len()) as f64 / store / 1e9, 2),
+    ];
+    let print = |(x, digits): (f64, usize)| if x.is_nan() { "-".into() } else { format!("{x:.digits$}") };
+    Ok(columns.map(print).join(" | ") + " |")
 }
 
 fn gcd(a: usize, b: usize) -> usize {

@@ -16,11 +16,47 @@
 //!
 //! Results are the same bit for bit for any number of threads and whatever else is in the call: all
 //! sums are cut at fixed positions ([`BLOCK_TOKENS`], [`SPLIT_TOKENS`]) and merged in order. Bytes of
-//! pages and table entries outside a query's range are never read into a result.
+//! pages and table entries outside a query's range are never read into a result. A NaN in a query or
+//! in a row shows in the results that see it, and in no others.
 //!
-//! Scratch is independent of the context: per thread the widened keys and values of one block and the
-//! queries and accumulators of one unit of work, and at most [`MAX_PARTIALS`] or 8 per thread partial
-//! states of one query head group.
+//! Scratch is independent of the context. A decode holds, per thread, the keys and values of one
+//! block and the queries of one KV head; and, if it has too few rows for all threads, the larger of
+//! [`MAX_PARTIALS`] and 8 per thread partial states of `gqa_group * (value_head_dim + 2)` floats. A
+//! prefill holds, per thread, two blocks and the queries and accumulators of at most 192 query rows
+//! (of one token's, if its KV head has more).
+//!
+//! ```
+//! use turboquant::{
+//!     attention::{AttentionParams, Cpu, DecodeRow, Pages, PagesMut, PrefillChunk},
+//!     exec::Rayon,
+//!     format::*,
+//!     page::PageCodec,
+//!     rows::RowCodec,
+//! };
+//! let format = CacheDtype::TurboQuant(Preset::FourBitNc).row_format(NativeDtype::Bf16);
+//! let codec = PageCodec::new(RowCodec::new(format, 64, 64)?, 1, 16)?;
+//! let mut slab = vec![0; 4 * codec.page_bytes()];
+//! let (cpu, params) = (Cpu::new(&Rayon), AttentionParams::new(2, 0.125));
+//!
+//! // A prompt of 3 tokens attends to itself; its rows go to page 2.
+//! let (queries, keys, values) = (vec![0.5; 3 * 2 * 64], vec![0.1; 3 * 64], vec![7.0; 3 * 64]);
+//! let chunk =
+//!     PrefillChunk { queries: &queries, keys: &keys, values: &values, block_table: &[], context_len: 0 };
+//! let mut out = vec![0.0; queries.len()];
+//! cpu.prefill(Pages { codec: &codec, slab: &slab }, &params, &chunk, &mut out)?;
+//! assert!(out.iter().all(|x| (x - 7.0).abs() < 1e-5));
+//! let pages = PagesMut { codec: &codec, slab: &mut slab };
+//! let report = cpu.store(pages, &keys, &values, &[32, 33, 34])?;
+//! assert!(report.is_clean());
+//!
+//! // A query at position 2 sees the three packed rows.
+//! let row = DecodeRow { block_table: &[2], seq_len: 3 };
+//! let (mut out, mut lse) = (vec![0.0; 2 * 64], vec![0.0; 2]);
+//! let pages = Pages { codec: &codec, slab: &slab };
+//! cpu.decode(pages, &params, &queries[..2 * 64], &[row], &mut out, Some(&mut lse))?;
+//! assert!(out.iter().all(|x| (x - 7.0).abs() < 1e-3));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

@@ -4,7 +4,7 @@
 //! dimensions, and its values with dimensions across the lanes and multiplies pairs of tokens; the
 //! orders below are the ones in which its vectors come out of plain loads, masks and shifts.
 //!
-//! **Key codes.** A *step* is 32 bytes, one per (token, parity of the dimension), see [`key_lane`];
+//! **Key codes.** A *step* is 32 bytes, one per (token, parity of the dimension), see `key_lane`;
 //! it spans two dimensions of all 16 tokens.
 //!
 //! ```text

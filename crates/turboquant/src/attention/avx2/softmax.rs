@@ -3,7 +3,9 @@
 use std::{arch::x86_64::*, ops::Range};
 
 use super::{LANES, load, max, store, sum};
-use crate::attention::{block::BlockRow, kernels::ScoreScale};
+use crate::attention::{BLOCK_TOKENS, block::BlockRow, kernels::ScoreScale};
+
+const VECTORS: usize = BLOCK_TOKENS / LANES;
 
 /// `2^x` for `x <= 0`, within 2e-7 of itself and exact at 0; 0 below -126.5; NaN for NaN.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -44,42 +46,58 @@ pub(in crate::attention) fn softmax_step(
     max_so_far: &mut f32,
     sum_so_far: &mut f32,
 ) -> f32 {
-    let vectors = scores.0.as_chunks_mut::<LANES>().0.iter_mut().zip(factors.0.as_chunks().0);
+    let mut s = [_mm256_setzero_ps(); VECTORS];
+    for (s, (dot, factor)) in s.iter_mut().zip(scores.0.as_chunks().0.iter().zip(factors.0.as_chunks().0)) {
+        *s = _mm256_mul_ps(load(dot), load(factor));
+    }
     match scale {
         ScoreScale::Plain(factor) => {
-            let factor = _mm256_set1_ps(factor);
-            for (s, key_factor) in vectors {
-                store(s, _mm256_mul_ps(_mm256_mul_ps(load(s), load(key_factor)), factor));
+            for s in &mut s {
+                *s = _mm256_mul_ps(*s, _mm256_set1_ps(factor));
             }
         }
         ScoreScale::Capped { inner, outer } => {
-            let (inner, outer) = (_mm256_set1_ps(inner), _mm256_set1_ps(outer));
-            for (s, key_factor) in vectors {
-                let x = _mm256_mul_ps(_mm256_mul_ps(load(s), load(key_factor)), inner);
-                store(s, _mm256_mul_ps(tanh(x), outer));
+            for s in &mut s {
+                *s = _mm256_mul_ps(tanh(_mm256_mul_ps(*s, _mm256_set1_ps(inner))), _mm256_set1_ps(outer));
             }
         }
     }
-    scores.0[..visible.start].fill(f32::NEG_INFINITY);
-    scores.0[visible.end..].fill(f32::NEG_INFINITY);
-    let vectors = scores.0.as_chunks_mut::<LANES>().0;
-    let mut largest = _mm256_set1_ps(f32::NEG_INFINITY);
-    for s in &*vectors {
-        largest = _mm256_max_ps(load(s), largest);
+    if visible != (0..BLOCK_TOKENS) {
+        hide(&mut s, scores, visible);
     }
-    let new_max = max_so_far.max(max(largest));
+    let largest = max(_mm256_max_ps(
+        _mm256_max_ps(_mm256_max_ps(s[0], s[1]), _mm256_max_ps(s[2], s[3])),
+        _mm256_max_ps(_mm256_max_ps(s[4], s[5]), _mm256_max_ps(s[6], s[7])),
+    ));
+    let new_max = max_so_far.max(largest);
     // Nothing seen yet, or only scores of -inf: any finite reference will do.
     let reference = if new_max == f32::NEG_INFINITY { 0.0 } else { new_max };
     let correction = if new_max == *max_so_far { 1.0 } else { (*max_so_far - reference).exp2() };
-    let mut total = _mm256_setzero_ps();
-    for s in vectors {
-        let weight = exp2(_mm256_sub_ps(load(s), _mm256_set1_ps(reference)));
-        store(s, weight);
-        total = _mm256_add_ps(total, weight);
+    for (s, out) in s.iter_mut().zip(scores.0.as_chunks_mut().0) {
+        *s = exp2(_mm256_sub_ps(*s, _mm256_set1_ps(reference)));
+        store(out, *s);
     }
-    *sum_so_far = *sum_so_far * correction + sum(total);
+    let total = sum(_mm256_add_ps(
+        _mm256_add_ps(_mm256_add_ps(s[0], s[1]), _mm256_add_ps(s[2], s[3])),
+        _mm256_add_ps(_mm256_add_ps(s[4], s[5]), _mm256_add_ps(s[6], s[7])),
+    ));
+    *sum_so_far = *sum_so_far * correction + total;
     *max_so_far = new_max;
     correction
+}
+
+/// Makes scores outside of `visible` -inf.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[cold]
+fn hide(s: &mut [__m256; VECTORS], scratch: &mut BlockRow, visible: Range<usize>) {
+    for (s, out) in s.iter().zip(scratch.0.as_chunks_mut().0) {
+        store(out, *s);
+    }
+    scratch.0[..visible.start].fill(f32::NEG_INFINITY);
+    scratch.0[visible.end..].fill(f32::NEG_INFINITY);
+    for (s, from) in s.iter_mut().zip(scratch.0.as_chunks().0) {
+        *s = load(from);
+    }
 }
 
 #[cfg(test)]

@@ -15,6 +15,8 @@ use crate::{
     rows::Avx2,
 };
 
+/// Vectors of a row of weights.
+const VECTORS: usize = BLOCK_TOKENS / LANES;
 /// Token pairs of a tile: planes of 8 dimensions.
 const TILE_PAIRS: usize = TILE_TOKENS / 2;
 
@@ -145,24 +147,26 @@ struct Coded {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn code_weights(weights: &[BlockRow], fields: &Fields, coded: &mut Coded) {
     let absolute = _mm256_castsi256_ps(_mm256_set1_epi32(i32::MAX));
-    let mut scaled = [_mm256_setzero_ps(); BLOCK_TOKENS / LANES];
     for (r, weights) in weights.iter().enumerate() {
-        let (mut most, mut total, mut minima) =
-            (_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps());
+        let (mut scaled, mut minima) = ([_mm256_setzero_ps(); VECTORS], [_mm256_setzero_ps(); 2]);
         let factors = fields.scales.0.as_chunks().0.iter().zip(fields.zeros.0.as_chunks().0);
-        for ((scaled, weight), (scale, zero)) in scaled.iter_mut().zip(weights.0.as_chunks().0).zip(factors) {
+        for (i, (weight, (scale, zero))) in weights.0.as_chunks().0.iter().zip(factors).enumerate() {
             let weight = load(weight);
-            *scaled = _mm256_mul_ps(weight, load(scale));
-            minima = _mm256_fmadd_ps(weight, load(zero), minima);
-            most = _mm256_max_ps(_mm256_and_ps(*scaled, absolute), most);
-            total = _mm256_add_ps(total, *scaled);
+            scaled[i] = _mm256_mul_ps(weight, load(scale));
+            minima[i % 2] = _mm256_fmadd_ps(weight, load(zero), minima[i % 2]);
+        }
+        let (mut most, mut total) = (_mm256_setzero_ps(), _mm256_setzero_ps());
+        for pair in scaled.as_chunks::<2>().0 {
+            let (a, b) = (_mm256_and_ps(pair[0], absolute), _mm256_and_ps(pair[1], absolute));
+            most = _mm256_max_ps(_mm256_max_ps(a, b), most);
+            total = _mm256_add_ps(_mm256_add_ps(a, b), total);
         }
         let most = max(most);
         let factor = f32::from(i16::MAX) / most;
         // Weights of zero (or so small that the factor is infinite) add nothing. A NaN has to show.
         let factor = if factor.is_finite() { factor } else { 0.0 };
         coded.scales[r] = if sum(total).is_nan() { f32::NAN } else { most / f32::from(i16::MAX) };
-        coded.minima[r] = sum(minima);
+        coded.minima[r] = sum(_mm256_add_ps(minima[0], minima[1]));
         let factor = _mm256_set1_ps(factor);
         let words = coded.words[r].0.as_chunks_mut::<LANES>().0;
         for (scaled, words) in scaled.as_chunks::<2>().0.iter().zip(words) {
