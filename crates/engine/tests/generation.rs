@@ -27,7 +27,7 @@ use turboquant_engine::{
 /// Full attention; windows only; both kinds.
 const MODELS: [&str; 3] = ["llama", "mistral", "ministral"];
 
-/// As in `tiny_models.rs`.
+/// As in `model/tiny.rs`.
 const MAX_ERROR: f32 = 3e-5;
 
 fn tiny(name: &str) -> PathBuf {

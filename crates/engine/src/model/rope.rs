@@ -90,6 +90,12 @@ impl Rope {
         Rope { inv_freq: inv_freq.into_iter().map(|freq| freq as f32).collect(), scale: scale as f32 }
     }
 
+    /// Frequencies, and the factor on cos and sin.
+    #[cfg(test)]
+    pub(crate) fn frequencies(&self) -> (&[f32], f32) {
+        (&self.inv_freq, self.scale)
+    }
+
     /// cos and sin of each row: `[rows, rotary_dim / 2]` pairs.
     pub(crate) fn angles(&self, positions: &[u32]) -> RopeAngles {
         let cos_sin = positions

@@ -86,7 +86,9 @@ fn place(
     size: u64,
 ) -> Result<(), LoadError> {
     let malformed = |reason: String| LoadError::Malformed { path: path.into(), reason };
-    for (name, entry) in tensors.iter_mut() {
+    let mut sorted: Vec<(&String, &mut TensorEntry)> = tensors.iter_mut().collect();
+    sorted.sort_unstable_by_key(|(_, entry)| (entry.offset, entry.bytes));
+    for (name, entry) in &mut sorted {
         let start = data_start.checked_add(entry.offset);
         let end = start.and_then(|start| start.checked_add(entry.bytes));
         match (start, end) {
@@ -99,8 +101,6 @@ fn place(
             }
         }
     }
-    let mut sorted: Vec<(&String, &TensorEntry)> = tensors.iter().collect();
-    sorted.sort_unstable_by_key(|(_, entry)| (entry.offset, entry.bytes));
     for pair in sorted.windows(2) {
         if pair[0].1.offset + pair[0].1.bytes > pair[1].1.offset {
             return Err(malformed(format!("tensors {} and {} overlap", pair[0].0, pair[1].0)));

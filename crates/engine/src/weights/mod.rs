@@ -9,6 +9,8 @@ pub(crate) mod gguf;
 pub(crate) mod linear;
 mod product;
 pub(crate) mod safetensors;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;

@@ -140,7 +140,7 @@ fn shard_of(name: &str) -> Option<(&str, u32)> {
 }
 
 /// One file, the `index`th of the model: its handle and its tensors.
-fn open_file(path: &Path, index: usize) -> Result<(Mutex<File>, Entries), LoadError> {
+pub(crate) fn open_file(path: &Path, index: usize) -> Result<(Mutex<File>, Entries), LoadError> {
     let io = |source| LoadError::Io { path: path.into(), source };
     let malformed = |reason: String| LoadError::Malformed { path: path.into(), reason };
     let mut file = File::open(path).map_err(io)?;

@@ -100,11 +100,10 @@ pub(crate) fn gemma2_from_gguf(config: &GgufConfig) -> Result<DecoderSpec, LoadE
     for (layer, slides) in spec.layers.iter_mut().zip(config.slides(GEMMA2_PATTERN)?) {
         layer.attention.window = slides.then_some(window);
     }
-    let soft_cap = |key, default| Ok::<_, LoadError>(config.opt_f64(key)?.unwrap_or(default) as f32);
     Ok(DecoderSpec {
         sm_scale: scale_from_gguf(&spec, 46),
-        attention_soft_cap: Some(soft_cap("attn_logit_softcapping", 50.0)?),
-        logits_soft_cap: Some(soft_cap("final_logit_softcapping", 30.0)?),
+        attention_soft_cap: config.soft_cap("attn_logit_softcapping", Some(50.0))?,
+        logits_soft_cap: config.soft_cap("final_logit_softcapping", Some(30.0))?,
         ..gemma(spec)
     })
 }
@@ -122,7 +121,7 @@ pub(crate) fn gemma3_from_gguf(config: &GgufConfig) -> Result<DecoderSpec, LoadE
     Ok(DecoderSpec {
         sm_scale: scale_from_gguf(&spec, 62),
         qk_norm: true,
-        logits_soft_cap: config.opt_f64("final_logit_softcapping")?.map(|cap| cap as f32),
+        logits_soft_cap: config.soft_cap("final_logit_softcapping", None)?,
         ..gemma(spec)
     })
 }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::hf::MAX_SIZE;
 use crate::config::AttentionSpec;
 use crate::error::LoadError;
 use crate::model::rope::{Rope, RopeScaling};
@@ -9,6 +10,10 @@ use crate::model::spec::{DecoderSpec, LayerSpec};
 use crate::weights::WeightFiles;
 use crate::weights::blocks::read_floats;
 use crate::weights::gguf::{Gguf, Value};
+
+/// More than any model has; they bound what is allocated before the weights are seen.
+const MAX_LAYERS: usize = 4096;
+const MAX_HEAD_DIM: usize = 8192;
 
 /// Factors of the frequencies, which Llama 3.1 files carry as a tensor.
 pub(crate) const ROPE_FREQS: &str = "rope_freqs.weight";
@@ -60,8 +65,11 @@ impl GgufConfig {
     pub(crate) fn opt_usize(&self, key: &str) -> Result<Option<usize>, LoadError> {
         match self.get(key) {
             None => Ok(None),
-            Some(Value::Int(n)) if *n > 0 && usize::try_from(*n).is_ok() => Ok(Some(*n as usize)),
-            Some(other) => Err(self.error(key, format!("is {other:?}, expected a positive whole number"))),
+            Some(Value::Int(n)) if (1..=MAX_SIZE as i128).contains(n) => Ok(Some(*n as usize)),
+            Some(other) => {
+                Err(self
+                    .error(key, format!("is {other:?}, expected a positive whole number of at most 2^31")))
+            }
         }
     }
 
@@ -72,15 +80,45 @@ impl GgufConfig {
     pub(crate) fn opt_f64(&self, key: &str) -> Result<Option<f64>, LoadError> {
         match self.get(key) {
             None => Ok(None),
-            Some(Value::Float(x)) => Ok(Some(*x)),
-            Some(other) => Err(self.error(key, format!("is {other:?}, expected a number"))),
+            Some(Value::Float(x)) if x.is_finite() && *x > 0.0 => Ok(Some(*x)),
+            Some(other) => Err(self.error(key, format!("is {other:?}, expected a positive number"))),
         }
+    }
+
+    /// A number that 0 switches off.
+    fn opt_f64_or_off(&self, key: &str) -> Result<Option<f64>, LoadError> {
+        match self.get(key) {
+            Some(Value::Float(0.0)) => Ok(None),
+            _ => self.opt_f64(key),
+        }
+    }
+
+    /// A soft cap: 0 switches it off, without the key it is `default`.
+    pub(crate) fn soft_cap(&self, key: &str, default: Option<f32>) -> Result<Option<f32>, LoadError> {
+        match self.get(key) {
+            None => Ok(default),
+            Some(_) => Ok(self.opt_f64_or_off(key)?.map(|cap| cap as f32)),
+        }
+    }
+
+    /// `usize` with an upper bound.
+    fn usize_up_to(&self, key: &str, max: usize) -> Result<Option<usize>, LoadError> {
+        let value = self.opt_usize(key)?;
+        match value {
+            Some(n) if n > max => Err(self.error(key, format!("is {n}; no model has more than {max}"))),
+            _ => Ok(value),
+        }
+    }
+
+    fn layers(&self) -> Result<usize, LoadError> {
+        let key = "block_count";
+        self.usize_up_to(key, MAX_LAYERS)?.ok_or_else(|| self.error(key, "is missing"))
     }
 
     /// One number per layer, given as such or as one for all.
     fn per_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<usize>>, LoadError> {
         let whole = |value: &Value| match value {
-            Value::Int(n) => usize::try_from(*n).ok(),
+            Value::Int(n) => usize::try_from(*n).ok().filter(|n| *n <= MAX_SIZE),
             _ => None,
         };
         let values = match self.get(key) {
@@ -137,12 +175,13 @@ impl GgufConfig {
 
     /// Heads of every layer; windows are left to the family.
     fn attention(&self) -> Result<Vec<AttentionSpec>, LoadError> {
-        let layers = self.usize("block_count")?;
+        let layers = self.layers()?;
         let missing = || self.error("attention.head_count", "is missing");
         let heads = self.per_layer("attention.head_count", layers)?.ok_or_else(missing)?;
         let kv_heads = self.per_layer("attention.head_count_kv", layers)?.unwrap_or_else(|| heads.clone());
         let key_head_dim = self.key_head_dim()?;
-        let value_head_dim = self.opt_usize("attention.value_length")?.unwrap_or(key_head_dim);
+        let value_head_dim =
+            self.usize_up_to("attention.value_length", MAX_HEAD_DIM)?.unwrap_or(key_head_dim);
         heads
             .into_iter()
             .zip(kv_heads)
@@ -160,13 +199,19 @@ impl GgufConfig {
     }
 
     fn key_head_dim(&self) -> Result<usize, LoadError> {
-        if let Some(key_length) = self.opt_usize("attention.key_length")? {
+        if let Some(key_length) = self.usize_up_to("attention.key_length", MAX_HEAD_DIM)? {
             return Ok(key_length);
         }
         let hidden_size = self.usize("embedding_length")?;
         let heads = self.per_layer("attention.head_count", 1)?.unwrap_or_default();
         match heads.first() {
-            Some(heads) if *heads > 0 && hidden_size.is_multiple_of(*heads) => Ok(hidden_size / heads),
+            Some(heads) if *heads > 0 && hidden_size.is_multiple_of(*heads) => {
+                let head_dim = hidden_size / heads;
+                match head_dim {
+                    1..=MAX_HEAD_DIM => Ok(head_dim),
+                    _ => Err(self.error("attention.head_count", format!("makes heads {head_dim} wide"))),
+                }
+            }
             _ => Err(self.error(
                 "attention.key_length",
                 format!("is missing, and embedding_length {hidden_size} is not a multiple of head_count"),
@@ -190,7 +235,7 @@ impl GgufConfig {
     /// Which layers slide: by the file's pattern, or else all but every `pattern`th.
     pub(crate) fn slides(&self, pattern: usize) -> Result<Vec<bool>, LoadError> {
         let key = "attention.sliding_window_pattern";
-        let layers = self.usize("block_count")?;
+        let layers = self.layers()?;
         if let Some(Value::Array(values)) = self.get(key) {
             let flags: Option<Vec<bool>> = values
                 .iter()
@@ -208,11 +253,11 @@ impl GgufConfig {
     pub(crate) fn rope(&self, default_theta: f64) -> Result<Rope, LoadError> {
         let theta = self.opt_f64("rope.freq_base")?.unwrap_or(default_theta);
         let rotary_dim = self.rotary_dim()?;
-        let factor = match self.opt_f64("rope.scaling.factor")? {
+        let factor = match self.opt_f64_or_off("rope.scaling.factor")? {
             Some(factor) => Some(factor),
-            None => self.opt_f64("rope.scale_linear")?,
+            None => self.opt_f64_or_off("rope.scale_linear")?,
         };
-        let factor = factor.filter(|factor| *factor > 0.0 && *factor != 1.0);
+        let factor = factor.filter(|factor| *factor != 1.0);
         let scaling = match (self.get("rope.scaling.type"), factor) {
             (Some(Value::String(kind)), Some(factor)) if kind == "yarn" => self.yarn(factor)?,
             (None, Some(factor)) => RopeScaling::Linear { factor },
@@ -263,7 +308,7 @@ impl GgufConfig {
     pub(crate) fn max_model_len(&self) -> Result<usize, LoadError> {
         let len = self.usize("context_length")?;
         let original = self.opt_usize("rope.scaling.original_context_length")?;
-        match (self.opt_f64("rope.scaling.factor")?, original) {
+        match (self.opt_f64_or_off("rope.scaling.factor")?, original) {
             (Some(factor), Some(original)) if original == len && factor > 1.0 => {
                 Ok((len as f64 * factor) as usize)
             }

@@ -9,6 +9,9 @@ use crate::error::LoadError;
 use crate::model::rope::{Rope, RopeScaling};
 use crate::model::spec::{DecoderSpec, LayerSpec};
 
+/// Sizes are at most this, so that products of two do not overflow.
+pub(crate) const MAX_SIZE: usize = 1 << 31;
+
 /// A `config.json`. Fields are looked up in `text_config` where there is one; null is absent.
 #[derive(Debug)]
 pub(crate) struct HfConfig {
@@ -55,8 +58,8 @@ impl HfConfig {
     }
 
     pub(crate) fn opt_usize(&self, field: &str) -> Result<Option<usize>, LoadError> {
-        self.typed(field, "a positive whole number", |value| {
-            value.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0)
+        self.typed(field, "a positive whole number of at most 2^31", |value| {
+            value.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| (1..=MAX_SIZE).contains(n))
         })
     }
 
@@ -66,7 +69,7 @@ impl HfConfig {
     }
 
     pub(crate) fn opt_f64(&self, field: &str) -> Result<Option<f64>, LoadError> {
-        self.typed(field, "a number", Value::as_f64)
+        self.typed(field, "a positive number", |value| value.as_f64().filter(|x| *x > 0.0))
     }
 
     pub(crate) fn flag(&self, field: &str) -> Result<bool, LoadError> {

@@ -6,6 +6,8 @@ mod hf;
 mod llama;
 mod phi;
 mod qwen;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeSet;
 use std::path::Path;

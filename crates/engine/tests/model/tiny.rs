@@ -1,12 +1,9 @@
 //! Logits of tiny random models against those of transformers 5.23.0 in f32.
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test may")]
-
-mod dense;
 
 use std::path::{Path, PathBuf};
 
+use crate::dense::DenseAttention;
 use candle_core::{DType, Device, Tensor};
-use dense::DenseAttention;
 use turboquant_engine::batch::{Phase, Segment, StepBatch};
 use turboquant_engine::model::LoadedModel;
 
@@ -69,6 +66,11 @@ fn mistral() {
 #[test]
 fn ministral() {
     check("ministral");
+}
+
+#[test]
+fn qwen2() {
+    check("qwen2");
 }
 
 #[test]
