@@ -117,7 +117,7 @@ pub(in crate::attention) fn word_accumulate(
         let mut coded = Coded {
             words: [WeightPairs([0; BLOCK_PAIRS]); MAX_WORD_ROWS],
             scales: [0.0; MAX_WORD_ROWS],
-            minima: [0.0; MAX_WORD_ROWS],
+            constants: [0.0; MAX_WORD_ROWS],
             corrections: [0.0; MAX_WORD_ROWS],
         };
         coded.corrections[..corrections.len()].copy_from_slice(corrections);
@@ -139,8 +139,8 @@ struct Coded {
     words: [WeightPairs; MAX_WORD_ROWS],
     /// What a word is worth.
     scales: [f32; MAX_WORD_ROWS],
-    /// Sums of weight times minimum.
-    minima: [f32; MAX_WORD_ROWS],
+    /// What every dimension gets beside: the sum of weight times minimum, and a rounding term.
+    constants: [f32; MAX_WORD_ROWS],
     corrections: [f32; MAX_WORD_ROWS],
 }
 
@@ -159,23 +159,29 @@ fn code_weights(weights: &[BlockRow], fields: &Fields, coded: &mut Coded) {
         for pair in scaled.as_chunks::<2>().0 {
             let (a, b) = (_mm256_and_ps(pair[0], absolute), _mm256_and_ps(pair[1], absolute));
             most = _mm256_max_ps(_mm256_max_ps(a, b), most);
-            total = _mm256_add_ps(_mm256_add_ps(a, b), total);
+            total = _mm256_add_ps(_mm256_add_ps(pair[0], pair[1]), total);
         }
         let most = max(most);
-        let factor = f32::from(i16::MAX) / most;
         // Weights of zero (or so small that the factor is infinite) add nothing. A NaN has to show.
-        let factor = if factor.is_finite() { factor } else { 0.0 };
-        coded.scales[r] = if sum(total).is_nan() { f32::NAN } else { most / f32::from(i16::MAX) };
-        coded.minima[r] = sum(_mm256_add_ps(minima[0], minima[1]));
-        let factor = _mm256_set1_ps(factor);
+        let factor = f32::from(i16::MAX) / most;
+        let factor = _mm256_set1_ps(if factor.is_finite() { factor } else { 0.0 });
+        let scale = if sum(total).is_nan() { f32::NAN } else { most / f32::from(i16::MAX) };
+        let mut total_words = _mm256_setzero_si256();
         let words = coded.words[r].0.as_chunks_mut::<LANES>().0;
         for (scaled, words) in scaled.as_chunks::<2>().0.iter().zip(words) {
             let a = _mm256_cvtps_epi32(_mm256_mul_ps(scaled[0], factor));
             let b = _mm256_cvtps_epi32(_mm256_mul_ps(scaled[1], factor));
+            total_words = _mm256_add_epi32(_mm256_add_epi32(a, b), total_words);
             let packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0b11_01_10_00);
             // SAFETY: eight i32 behind the reference; the store needs no alignment.
             unsafe { _mm256_storeu_si256(words.as_mut_ptr().cast(), packed) };
         }
+        // What rounding took from the weights counts at the middle code, which leaves the distance of
+        // a code from the middle as the only factor of its error.
+        let rounded = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(total_words), _mm256_set1_ps(scale), total);
+        let minima = _mm256_add_ps(minima[0], minima[1]);
+        coded.constants[r] = sum(_mm256_fmadd_ps(rounded, _mm256_set1_ps(fields.middle), minima));
+        coded.scales[r] = scale;
     }
 }
 
@@ -230,11 +236,11 @@ fn weigh<const R: usize, const V: usize>(
         }
     }
     for r in 0..R {
-        let (scale, minima) = (_mm256_set1_ps(coded.scales[r]), _mm256_set1_ps(coded.minima[r]));
+        let (scale, constant) = (_mm256_set1_ps(coded.scales[r]), _mm256_set1_ps(coded.constants[r]));
         let correction = _mm256_set1_ps(coded.corrections[r]);
         for v in 0..V {
             let acc = &mut acc[r * width + at + v];
-            let earlier = _mm256_fmadd_ps(load(acc), correction, minima);
+            let earlier = _mm256_fmadd_ps(load(acc), correction, constant);
             store(acc, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r][v]), scale, earlier));
         }
     }
