@@ -147,7 +147,7 @@ fn find(model: &str) -> Result<(String, PathBuf)> {
         };
         return Ok((name, path));
     }
-    let files = models::resolve(model)?;
+    let files = models::resolve_config(model)?;
     Ok((files.name, files.path))
 }
 

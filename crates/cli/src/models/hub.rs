@@ -27,6 +27,8 @@ use super::progress;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
+const CONFIG: &str = "config.json";
+
 /// `organisation/name` or `organisation/name:file.gguf`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HubId {
@@ -65,12 +67,7 @@ fn resolve_with(id: &HubId, client: ApiBuilder, cache: &Cache) -> Result<PathBuf
     if let Some(path) = from_cache(id, &cached) {
         return Ok(path);
     }
-    let repo = client
-        .with_progress(false)
-        .with_retries(2)
-        .build()
-        .map(|api| Arc::new(api.model(id.repo.clone())))
-        .context("the hub's client cannot be made")?;
+    let repo = repository(id, client)?;
     let names = file_names(&repo)?;
     match wanted(id, &names)? {
         Wanted::File(name) => download(&repo, name),
@@ -80,6 +77,37 @@ fn resolve_with(id: &HubId, client: ApiBuilder, cache: &Cache) -> Result<PathBuf
             folder.with_context(|| format!("the hub's {} has no files", id.repo))
         }
     }
+}
+
+/// What a plan needs: the model if it is in the hub's cache, else its `config.json` alone. A file of a
+/// repository and a repository of GGUF files say nothing before they are here.
+pub(crate) fn resolve_config(id: &HubId) -> Result<PathBuf> {
+    resolve_config_with(id, ApiBuilder::from_env(), &Cache::from_env())
+}
+
+fn resolve_config_with(id: &HubId, client: ApiBuilder, cache: &Cache) -> Result<PathBuf> {
+    let cached = cache.repo(Repo::new(id.repo.clone(), RepoType::Model));
+    if id.file.is_some() {
+        return resolve_with(id, client, cache);
+    }
+    if let Some(path) = from_cache(id, &cached).or_else(|| cached.get(CONFIG)) {
+        return Ok(path);
+    }
+    let repo = repository(id, client)?;
+    let names = file_names(&repo)?;
+    match wanted(id, &names)? {
+        Wanted::Folder(_) => download(&repo, CONFIG.to_owned()),
+        Wanted::File(name) => download(&repo, name),
+    }
+}
+
+fn repository(id: &HubId, client: ApiBuilder) -> Result<Arc<ApiRepo>> {
+    client
+        .with_progress(false)
+        .with_retries(2)
+        .build()
+        .map(|api| Arc::new(api.model(id.repo.clone())))
+        .context("the hub's client cannot be made")
 }
 
 /// What is already here, if it is complete.
@@ -226,9 +254,11 @@ mod tests {
 
     use super::*;
 
-    /// A hub with one file of 100,000 bytes, which breaks off in the middle the first time. Returns
-    /// its address.
-    fn flaky_hub(contents: &'static [u8]) -> String {
+    /// A hub that lists files and serves one of them, which breaks off in the middle the first time.
+    /// Returns its address.
+    fn flaky_hub(listed: &[&str], served: &'static str, contents: &'static [u8]) -> String {
+        let siblings: Vec<_> = listed.iter().map(|name| serde_json::json!({ "rfilename": name })).collect();
+        let listing = serde_json::json!({ "sha": "c0", "siblings": siblings }).to_string();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         thread::spawn(move || {
@@ -240,17 +270,15 @@ mod tests {
                 let head: Vec<String> =
                     lines.map(Result::unwrap).take_while(|line| !line.is_empty()).collect();
                 if request.starts_with("GET /api/models/a/b/") {
-                    let body =
-                        r#"{"sha":"c0","siblings":[{"rfilename":"README.md"},{"rfilename":"x.gguf"}]}"#;
                     write!(
                         stream,
-                        "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
-                        body.len()
+                        "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{listing}",
+                        listing.len()
                     )
                     .unwrap();
                     continue;
                 }
-                assert!(request.starts_with("GET /a/b/resolve/main/x.gguf "), "{request}");
+                assert!(request.starts_with(&format!("GET /a/b/resolve/main/{served} ")), "{request}");
                 let range = head.iter().find_map(|line| line.strip_prefix("Range: bytes=")).unwrap();
                 let (start, end) = range.split_once('-').unwrap();
                 let start: usize = start.parse().unwrap();
@@ -281,12 +309,31 @@ mod tests {
         };
         let cache = Cache::new(folder.clone());
         let id = HubId::parse("a/b").unwrap();
-        let path = resolve_with(&id, client(flaky_hub(contents)), &cache).unwrap();
+        let path = resolve_with(&id, client(flaky_hub(&["README.md", "x.gguf"], "x.gguf", contents)), &cache)
+            .unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), contents);
         // A named file that is there needs no hub.
         let id = HubId::parse("a/b:x.gguf").unwrap();
         let nowhere = client("http://127.0.0.1:9".to_owned());
         assert_eq!(resolve_with(&id, nowhere, &cache).unwrap(), path);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_plan_fetches_the_config_alone() {
+        let folder = std::env::temp_dir().join(format!("tq-hub-config-{}", std::process::id()));
+        let client = |address: String| {
+            ApiBuilder::new().with_endpoint(address).with_cache_dir(folder.clone()).with_token(None)
+        };
+        let cache = Cache::new(folder.clone());
+        let id = HubId::parse("a/b").unwrap();
+        let listed = ["config.json", "model.safetensors", "tokenizer.json"];
+        let hub = flaky_hub(&listed, "config.json", b"{\"model_type\": \"llama\"}");
+        let path = resolve_config_with(&id, client(hub), &cache).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"{\"model_type\": \"llama\"}");
+        // The second time it is here.
+        let nowhere = client("http://127.0.0.1:9".to_owned());
+        assert_eq!(resolve_config_with(&id, nowhere, &cache).unwrap(), path);
         std::fs::remove_dir_all(folder).unwrap();
     }
 

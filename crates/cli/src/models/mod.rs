@@ -24,6 +24,15 @@ pub(crate) struct ModelFiles {
 
 /// Finds the model called `name`, downloading it if need be.
 pub(crate) fn resolve(name: &str) -> Result<ModelFiles> {
+    find(name, hub::resolve)
+}
+
+/// As [`resolve`], but of a model of the hub that is not here the path is its `config.json` alone.
+pub(crate) fn resolve_config(name: &str) -> Result<ModelFiles> {
+    find(name, hub::resolve_config)
+}
+
+fn find(name: &str, from_hub: fn(&HubId) -> Result<PathBuf>) -> Result<ModelFiles> {
     let path = Path::new(name);
     if path.exists() {
         return Ok(ModelFiles { name: own_name(path), path: path.to_owned() });
@@ -33,7 +42,7 @@ pub(crate) fn resolve(name: &str) -> Result<ModelFiles> {
         return Ok(ModelFiles { name: name.to_owned(), path });
     }
     if let Some(id) = HubId::parse(name) {
-        let path = hub::resolve(&id)?;
+        let path = from_hub(&id)?;
         return Ok(ModelFiles { name: name.to_owned(), path });
     }
     let aliases: Vec<&str> = ALIASES.iter().map(|alias| alias.name).collect();
