@@ -161,6 +161,21 @@ fn layers_of_deci_have_heads_of_their_own_or_none() {
 }
 
 #[test]
+fn kv_heads_can_be_a_list() {
+    let list = r#""num_key_value_heads": [8, 0, 4, 2], "head_dim": 64"#;
+    let json =
+        format!(r#"{{"model_type": "llama", "num_hidden_layers": 4, "num_attention_heads": 8, {list}}}"#);
+    let config = ModelConfig::from_hf(&json).expect("a config");
+    let heads = |layer: &CacheSpec| layer.attention().map(|spec| spec.num_kv_heads);
+    assert_eq!(config.layers.iter().map(heads).collect::<Vec<_>>(), [Some(8), None, Some(4), Some(2)]);
+    let error =
+        |list: &str| ModelConfig::from_hf(&json.replace("[8, 0, 4, 2]", list)).expect_err(list).to_string();
+    assert!(error("[8, 4]").starts_with("num_key_value_heads: it has 2 entries"));
+    assert!(error("[8, 4, 3, 2]").starts_with("num_key_value_heads: 3 KV heads do not divide"));
+    assert!(error("[8, 4, -1, 2]").starts_with("num_key_value_heads[2] is -1"));
+}
+
+#[test]
 fn head_widths_differ_per_layer_where_the_file_says_so() {
     // What transformers 5 writes for Gemma-4: one object per layer that differs.
     let config = read(

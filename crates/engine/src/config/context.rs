@@ -24,14 +24,7 @@ pub(super) fn max_model_len(
     default: usize,
     already_scaled: bool,
 ) -> Result<usize, ConfigError> {
-    let mut found = None;
-    for key in LENGTH_KEYS {
-        if let Some(len) = fields.integer(key, 1, MAX_LEN)? {
-            found = Some(len);
-            break;
-        }
-    }
-    let len = found.unwrap_or_else(|| fields.default(LENGTH_KEYS[0], default));
+    let len = published_len(fields)?.unwrap_or_else(|| fields.default(LENGTH_KEYS[0], default));
     if already_scaled {
         return Ok(len);
     }
@@ -61,6 +54,16 @@ pub(super) fn max_model_len(
         });
     }
     Ok(scaled as usize)
+}
+
+/// The length under the first of its names that stands there.
+pub(super) fn published_len(fields: &Fields<'_>) -> Result<Option<usize>, ConfigError> {
+    for key in LENGTH_KEYS {
+        if let Some(len) = fields.integer(key, 1, MAX_LEN)? {
+            return Ok(Some(len));
+        }
+    }
+    Ok(None)
 }
 
 /// `rope_scaling`, or `rope_parameters` as newer files spell it; of parameters per kind of layer those

@@ -24,6 +24,8 @@ pub(super) enum KvHeads {
     QueryHeads,
     /// The class's default is a number of one model size; a file without it is refused.
     Required,
+    /// A list per layer, which the caller reads.
+    Listed,
 }
 
 /// Which layers slide when there is no `layer_types`.
@@ -150,12 +152,15 @@ impl Heads {
         kv_heads: KvHeads,
     ) -> Result<Self, ConfigError> {
         let num_qo_heads = fields.required_count("num_attention_heads")?;
-        let num_kv_heads = match (fields.count("num_key_value_heads")?, kv_heads) {
-            (Some(heads), _) => heads,
-            (None, KvHeads::Required) if !fields.has("num_key_value_heads") => {
-                return Err(fields.missing("num_key_value_heads"));
-            }
-            (None, _) => num_qo_heads,
+        let num_kv_heads = match kv_heads {
+            KvHeads::Listed => num_qo_heads,
+            KvHeads::QueryHeads | KvHeads::Required => match fields.count("num_key_value_heads")? {
+                Some(heads) => heads,
+                None if matches!(kv_heads, KvHeads::Required) && !fields.has("num_key_value_heads") => {
+                    return Err(fields.missing("num_key_value_heads"));
+                }
+                None => num_qo_heads,
+            },
         };
         check_groups(fields, "num_key_value_heads", num_qo_heads, num_kv_heads)?;
         let head_dim = match (fields.width("head_dim")?, head_dim) {
@@ -206,7 +211,9 @@ fn derived_head_dim(fields: &Fields<'_>, heads: usize) -> Result<usize, ConfigEr
 pub(super) fn read(source: &Source<'_>, row: &Plain) -> Result<Geometry, ConfigError> {
     let fields = &source.fields;
     let layers = kinds::num_layers(fields)?;
-    let heads = Heads::read(fields, row.head_dim, row.kv_heads)?;
+    let listed = kv_heads_per_layer(fields, layers)?;
+    let kv_heads = if listed.is_some() { KvHeads::Listed } else { row.kv_heads };
+    let heads = Heads::read(fields, row.head_dim, kv_heads)?;
     let allowed = [Kind::Full, Kind::Sliding];
     let (kinds, window) = match kinds::layer_types(fields, layers, &source.family, &allowed)? {
         Some(kinds) => {
@@ -216,14 +223,37 @@ pub(super) fn read(source: &Source<'_>, row: &Plain) -> Result<Geometry, ConfigE
         }
         None => unlisted(fields, layers, row.window)?,
     };
-    let layers =
-        kinds.iter().map(|kind| CacheSpec::Attention(heads.spec(window.filter(|_| *kind == Kind::Sliding))));
+    let mut specs = Vec::with_capacity(layers);
+    for (layer, kind) in kinds.iter().enumerate() {
+        let spec = heads.spec(window.filter(|_| *kind == Kind::Sliding));
+        specs.push(match &listed {
+            None => CacheSpec::Attention(spec),
+            Some(listed) if listed[layer] == 0 => CacheSpec::None,
+            Some(listed) => {
+                check_groups(fields, "num_key_value_heads", spec.num_qo_heads, listed[layer])?;
+                CacheSpec::Attention(AttentionSpec { num_kv_heads: listed[layer], ..spec })
+            }
+        });
+    }
     Ok(Geometry {
-        layers: layers.collect(),
+        layers: specs,
         max_model_len: context::max_model_len(fields, row.len, false)?,
         learned_sinks: source.family == "gpt_oss",
         chunked_windows: false,
     })
+}
+
+/// `num_key_value_heads` as a list, 0 where a layer does not attend.
+fn kv_heads_per_layer(fields: &Fields<'_>, layers: usize) -> Result<Option<Vec<usize>>, ConfigError> {
+    let key = "num_key_value_heads";
+    if !fields.value(key).is_some_and(serde_json::Value::is_array) {
+        return Ok(None);
+    }
+    let heads = fields.integers(key, 0, MAX_COUNT)?;
+    if let Some(heads) = &heads {
+        kinds::check_len(fields, key, heads.len(), layers)?;
+    }
+    Ok(heads)
 }
 
 /// The window of layers that `layer_types` calls sliding.

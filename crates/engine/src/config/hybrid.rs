@@ -416,9 +416,15 @@ pub(super) fn mamba2(source: &Source<'_>) -> Result<Geometry, ConfigError> {
     pure(source, shape)
 }
 
+/// A state in every layer; without positions, any length will do.
 fn pure(source: &Source<'_>, shape: StateShape) -> Result<Geometry, ConfigError> {
-    let kinds = vec![Kind::Linear; num_layers(&source.fields)?];
-    assemble(source, &kinds, CacheSpec::None, shape, MAX_LEN)
+    let fields = &source.fields;
+    let state = shape.spec(fields, StateDtypes::of(fields, source.dtype)?)?;
+    Ok(Geometry {
+        layers: vec![CacheSpec::Recurrent(state); num_layers(fields)?],
+        max_model_len: context::published_len(fields)?.unwrap_or(MAX_LEN),
+        ..Geometry::default()
+    })
 }
 
 fn by(layers: usize, kind: impl Fn(usize) -> Kind) -> Vec<Kind> {

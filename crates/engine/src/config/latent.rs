@@ -29,10 +29,17 @@ fn rope_width(fields: &Fields<'_>) -> Result<usize, ConfigError> {
 pub(super) fn mla(source: &Source<'_>) -> Result<Geometry, ConfigError> {
     let fields = &source.fields;
     let layers = kinds::num_layers(fields)?;
-    // The default lengths of the classes are 2048 to 1,048,576; the smallest promises least.
+    let default_len = match source.family.as_str() {
+        "deepseek_v2" => 2048,
+        "glm4_moe_lite" => 202_752,
+        "minicpm3" => 32_768,
+        "youtu" => 131_072,
+        "mistral4" => 1_048_576,
+        _ => 4096,
+    };
     Ok(Geometry {
         layers: vec![spec(fields)?; layers],
-        max_model_len: context::max_model_len(fields, 2048, false)?,
+        max_model_len: context::max_model_len(fields, default_len, false)?,
         ..Geometry::default()
     })
 }
@@ -48,9 +55,10 @@ pub(super) fn sparse_mla(source: &Source<'_>) -> Result<Geometry, ConfigError> {
     let indexer_width = fields.required_width("index_head_dim")?;
     let indexed = CacheSpec::Latent { num_qo_heads, width, indexer_width };
     let own = own_indexers(fields, layers)?;
+    let default_len = if source.family == "glm_moe_dsa" { 202_752 } else { 163_840 };
     Ok(Geometry {
         layers: own.into_iter().map(|own| if own { indexed } else { latent }).collect(),
-        max_model_len: context::max_model_len(fields, 163_840, false)?,
+        max_model_len: context::max_model_len(fields, default_len, false)?,
         ..Geometry::default()
     })
 }
