@@ -123,7 +123,7 @@ fn a_layer_at_the_limit_is_still_good_and_half_as_much_again_is_not() {
 }
 
 #[test]
-fn the_layer_of_the_field_case_is_kept_as_it_is() {
+fn layers_with_the_bias_of_qwen2_5_are_kept_as_they_are() {
     // Qwen2.5-7B: layers 0 and 27 have 605 and 921, the others about 22 over their four heads.
     for dtype in [CacheDtype::Fp8, FOUR_BIT, THREE_BIT] {
         let limit =
