@@ -1,6 +1,6 @@
 use std::path::PathBuf;
 
-use super::*;
+use super::{stream::TextStream, *};
 
 /// Token ids that llama.cpp's own tokenizer tests expect, for a folder of its vocabulary files
 /// (`ggml-vocab-*.gguf` with `.inp` and `.out` beside them). They are not in this repository: run
@@ -60,6 +60,17 @@ fn check_golden(model: &str, golden: &str) {
     let text = TextModel::load(&path).unwrap();
     for row in golden.rows {
         assert_eq!(text.encode(&row.text).unwrap(), row.ids, "{:?}", row.text);
+        let mut stream = TextStream::new(text.tokens().clone(), Vec::new());
+        let mut pieces = String::new();
+        for &id in &row.ids {
+            assert!(!stream.push(id, &mut pieces));
+        }
+        stream.finish(&mut pieces);
+        assert_eq!(pieces, text.tokens().decode(&row.ids), "{:?}", row.text);
+        // Special tokens have no text, and U+2581 is how SentencePiece writes a space.
+        if !row.text.contains(['<', '\u{2581}']) {
+            assert_eq!(pieces, row.text);
+        }
     }
 }
 
