@@ -1,0 +1,47 @@
+// One decode kernel, specialised by macros: TQ_D, TQ_KEY, TQ_VALUE (numbers of tq::Format), TQ_IO
+// (0 bf16, 1 fp16), TQ_BLOCKS (8 query rows each), TQ_SOFTCAP. The rest has defaults.
+#include "decode.cuh"
+
+#ifndef TQ_WARPS
+#define TQ_WARPS (Row::UNIT_BYTES > 10000 ? 4 : Row::UNIT_BYTES > 6000 || TQ_D * TQ_BLOCKS > 128 ? 8 : 16)
+#endif
+#ifndef TQ_CTAS  // on a multiprocessor
+#define TQ_CTAS 1
+#endif
+#ifndef TQ_Q_RESIDENT
+#define TQ_Q_RESIDENT (TQ_D * TQ_BLOCKS <= 128)
+#endif
+#ifndef TQ_TOGETHER
+#define TQ_TOGETHER (TQ_WARPS < 16 && fits(3) ? 2 : 1)
+#endif
+
+using Row = tq::Row<TQ_D, TQ_KEY, TQ_VALUE>;
+
+// Shared memory of a multiprocessor, less the 1 KiB each CTA costs beside its own.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
+constexpr int SHARED_BUDGET = 100 * 1024;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int SHARED_BUDGET = 164 * 1024;
+#else
+constexpr int SHARED_BUDGET = 228 * 1024;
+#endif
+
+template <int STAGES, int TOGETHER = 1>
+using With = tq::DecodeConfig<Row, TQ_IO, TQ_BLOCKS, TQ_WARPS, STAGES, TQ_SOFTCAP, TQ_Q_RESIDENT, TOGETHER>;
+constexpr int CTA_BUDGET = SHARED_BUDGET / TQ_CTAS - 1024;
+constexpr bool fits(int stages) { return With<1>::SHARED_BYTES + (stages - 1) * (With<2>::SHARED_BYTES - With<1>::SHARED_BYTES) <= CTA_BUDGET; }
+#ifndef TQ_STAGES
+#define TQ_STAGES (fits(8) ? 8 : fits(7) ? 7 : fits(6) ? 6 : fits(5) ? 5 : fits(4) ? 4 : fits(3) ? 3 : 2)
+#endif
+using Config = With<TQ_STAGES, TQ_TOGETHER>;
+
+// What a launch needs to know: threads, dynamic shared bytes, query rows of a block, CTAs of a
+// multiprocessor, floats of a part, stages.
+extern "C" __device__ const int turboquant_decode_info[6] = {
+    Config::THREADS, Config::SHARED_BYTES, Config::ROWS, TQ_CTAS, Config::ROWS * (Config::D + 2), TQ_STAGES};
+
+extern "C" __global__ void __launch_bounds__(Config::THREADS, TQ_CTAS)
+    turboquant_decode(const __grid_constant__ tq::DecodeParams params) {
+    extern __shared__ __align__(128) u8 shared[];
+    tq::Decode<Config>(params, shared).run();
+}

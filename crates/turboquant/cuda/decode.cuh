@@ -1,0 +1,892 @@
+// Attention of a few query rows over paged, packed rows (decode, speculative verify).
+//
+// The work is one list of units (16 tokens of one KV head): KV heads and row blocks, sequences, their
+// units. Every CTA, one on a multiprocessor, takes an equal run of that list, computed from the
+// lengths on the device, so one captured launch serves any lengths. A run may end inside a head
+// ("segment"): its part then goes to `partials`. Parts are merged by whoever comes last, first within
+// groups of GROUP runs, then over the groups; nobody waits.
+//
+// In a CTA every warp takes every NUM_WARPS-th unit of the run through its own ring and keeps its own
+// softmax state; warps meet only where a segment ends.
+//
+//   S = Q K^T: A = 16 query rows, B = 8 tokens. With Lloyd-Max keys the 16 rows are 8 rows in two
+//       int8 terms (256 * high + low).
+//   O^T = V^T P^T: A = 16 dims, B = 8 query rows. P comes out of S in exactly this operand's order.
+//   Uniform values: value = code * scale + low = (code - center) * scale + (low + center * scale), so
+//       that the two sums stay small. scale goes into P; one more A operand holds low + center * scale in
+//       row 0 and 1 in row 1 (the softmax sum, over P as rounded), another the constant center.
+#pragma once
+#include "params.cuh"
+#include "ring.cuh"
+#include "rotate.cuh"
+#include "rows.cuh"
+
+namespace tq {
+
+constexpr float LOG2E = 1.4426950408889634f;
+constexpr float LN2 = 0.6931471805599453f;
+constexpr float NEVER = -1e30f;      // running maximum before the first score
+constexpr float LATE_RESCALE = 6.0f; // a score may pass the running maximum by 2^6 before it is moved
+constexpr float P_BITS = 8.0f;       // P carries 2^8, so that fp16 holds it down to 2^-32
+constexpr int GROUP = 8;             // runs whose parts are merged first
+
+// IO: dtype of q and out. BLOCKS: blocks of 8 query rows in a CTA. STAGES: units in flight per warp.
+// Q_RESIDENT: the query operands stay in registers; else they are read from shared memory at each use.
+template <class Row_, int IO_, int BLOCKS_, int NUM_WARPS_, int STAGES_, bool SOFTCAP_, bool Q_RESIDENT_, int TOGETHER_>
+struct DecodeConfig {
+    using R = Row_;
+    static constexpr int IO = IO_, BLOCKS = BLOCKS_, NUM_WARPS = NUM_WARPS_, STAGES = STAGES_;
+    static constexpr bool SOFTCAP = SOFTCAP_, Q_RESIDENT = Q_RESIDENT_;
+    static constexpr int TOGETHER = TOGETHER_;  // units a warp works on at a time
+    static constexpr int D = R::D;
+    static constexpr int ROWS = 8 * BLOCKS;
+    static constexpr int THREADS = 32 * NUM_WARPS;
+    static constexpr int STEPS = key_steps<R>();
+    static constexpr int VALUE_BLOCKS = D / 16;
+    static constexpr int Q_TILES = is_lloyd(R::KEY) ? BLOCKS : 1;  // A operands of 16 rows
+    // Warps merge through the ring stage they read last; blocks of 16 dims at a time, as many as fit.
+    static constexpr int STAGE_BYTES = Ring<R, STAGES>::STAGE_BYTES;
+    static constexpr bool MERGE_IN_RING = STAGE_BYTES >= ROWS * 64;
+    static constexpr int MERGE_BLOCKS = MERGE_IN_RING ? (STAGE_BYTES / (ROWS * 64) < VALUE_BLOCKS ? STAGE_BYTES / (ROWS * 64) : VALUE_BLOCKS) : 2;
+    static constexpr int MERGE_DIMS = 16 * MERGE_BLOCKS;
+
+    static constexpr int RING_AT = 0;
+    static constexpr int MERGE_AT = NUM_WARPS * Ring<R, STAGES>::BYTES;
+    static constexpr int Q_AT = MERGE_AT + (MERGE_IN_RING ? 0 : NUM_WARPS * ROWS * MERGE_DIMS * 4);
+    static constexpr int STATE_AT = Q_AT + Q_TILES * STEPS * 512;
+    static constexpr int TOTAL_AT = STATE_AT + NUM_WARPS * ROWS * 8;
+    static constexpr int SCALE_AT = TOTAL_AT + ROWS * 8;
+    static constexpr int HALF_AT = SCALE_AT + ROWS * 4;
+    static constexpr int BARRIERS_AT = HALF_AT + ROWS * 4;
+    static constexpr int WORKED_AT = BARRIERS_AT + NUM_WARPS * STAGES * 8;  // u32 [NUM_WARPS]
+    static constexpr int SCAN_AT = WORKED_AT + NUM_WARPS * 4;
+    static constexpr int FLAG_AT = SCAN_AT + NUM_WARPS * 4;
+    static constexpr int STARTS_AT = FLAG_AT + 8;              // [THREADS] list index where every n-th sequence starts
+    static constexpr int SHARED_BYTES = STARTS_AT + THREADS * 4;
+    static_assert(BLOCKS == 1 || BLOCKS == 2, "8 or 16 query rows");
+    static constexpr int ROWS_A_WARP = (ROWS + NUM_WARPS - 1) / NUM_WARPS;
+};
+
+// The units of one sequence, the same for all its heads and row blocks.
+struct Span {
+    i32 first;  // first unit
+    i32 count;  // at least 1: an empty sequence has one unit with nothing to see
+    i32 len;    // tokens
+};
+TQ_DEVICE Span span_of(const DecodeParams& p, int seq) {
+    i32 len = p.seq_lens[seq];
+    len = len < 0 ? 0 : len;
+    i32 low = p.window > 0 ? len - (p.q_len - 1) - p.window : 0;
+    i32 first = low > 0 ? low / UNIT : 0;
+    i32 count = (len + UNIT - 1) / UNIT - first;
+    return {first, count < 1 ? 1 : count, len};
+}
+
+// A place in the list of units.
+struct Place {
+    u32 list;  // head * row_blocks + row_block
+    i32 seq;
+    Span span;
+    u32 unit;  // of the span
+};
+
+template <class C>
+struct Decode {
+    using R = typename C::R;
+    const DecodeParams& p;
+    u8* smem;
+    int warp, lane, g, t;
+    u32 total, share;                   // units of the list and of a run
+    u32 run_end;                        // list index
+    u32 per_list;                       // units of one KV head and row block, over all sequences
+    int row_blocks, lists;              // lists: KV heads times row blocks
+    int starts_every;                   // sequences from one entry of starts to the next
+
+    TQ_DEVICE Decode(const DecodeParams& params, u8* shared) : p(params), smem(shared) {
+        warp = __shfl_sync(TQ_FULL_WARP, threadIdx.x / 32, 0);  // so that the compiler sees one value a warp
+        lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+        row_blocks = (p.gqa_group * p.q_len + C::ROWS - 1) / C::ROWS;
+        lists = p.num_kv_heads * row_blocks;
+    }
+    TQ_DEVICE u32* starts() { return reinterpret_cast<u32*>(smem + C::STARTS_AT); }
+    TQ_DEVICE u32* flag() { return reinterpret_cast<u32*>(smem + C::FLAG_AT); }
+
+    // Measures the list and cuts it into runs.
+    TQ_DEVICE void plan_runs() {
+        u32* scan = reinterpret_cast<u32*>(smem + C::SCAN_AT);
+        starts_every = (p.num_seqs + C::THREADS - 1) / C::THREADS;
+        u32 units = 0;
+        for (int i = 0; i < starts_every; i++) {
+            int seq = threadIdx.x * starts_every + i;
+            if (seq < p.num_seqs) units += span_of(p, seq).count;
+        }
+        u32 inclusive = units;
+#pragma unroll
+        for (int d = 1; d < 32; d *= 2) {
+            u32 other = __shfl_up_sync(TQ_FULL_WARP, inclusive, d);
+            if (lane >= d) inclusive += other;
+        }
+        if (lane == 31) scan[warp] = inclusive;
+        __syncthreads();
+        u32 before = 0;
+        total = 0;
+        for (int w = 0; w < C::NUM_WARPS; w++) {
+            if (w < warp) before += scan[w];
+            total += scan[w];
+        }
+        starts()[threadIdx.x] = before + inclusive - units;
+        __syncthreads();
+        per_list = total;
+        total *= lists;
+        share = (total + gridDim.x - 1) / gridDim.x;
+        if (share < 4 * C::NUM_WARPS) share = (share + C::NUM_WARPS - 1) / C::NUM_WARPS * C::NUM_WARPS;
+    }
+    TQ_DEVICE u32 run_of(u32 index) { return index / share; }
+
+    // Where a list index stands. KV heads are outermost, so that the CTAs of all heads pass a page at
+    // about the same time, while its address is still in the translation caches.
+    TQ_DEVICE Place locate(u32 index) {
+        Place place;
+        place.list = index / per_list;
+        index -= place.list * per_list;
+        int low = 0, high = (p.num_seqs + starts_every - 1) / starts_every;  // last entry at or below index
+        while (high - low > 1) {
+            int middle = (low + high) / 2;
+            if (starts()[middle] <= index) low = middle;
+            else high = middle;
+        }
+        place.seq = low * starts_every, place.unit = index - starts()[low];
+        place.span = span_of(p, place.seq);
+        while (place.unit >= u32(place.span.count)) {
+            place.unit -= place.span.count;
+            place.seq++;
+            place.span = span_of(p, place.seq);
+        }
+        return place;
+    }
+
+    // ---- copies ahead: lane l knows where this warp's unit 32 k + l of the run stands ----
+
+    struct Ahead {
+        i32 page;
+        u32 index;  // unit within the page
+    };
+    TQ_DEVICE Ahead look_ahead(u32 first_index, u32 run_end) {
+        u32 index = first_index + lane * C::NUM_WARPS;
+        index = index < run_end ? index : run_end - 1;
+        Place place = locate(index);
+        u32 unit = place.unit + place.span.first;
+        u32 per_page = p.page_size / UNIT;
+        u32 head = place.list / row_blocks;
+        return {p.block_tables[i64(place.seq) * p.max_pages + unit / per_page], unit % per_page * p.num_kv_heads + head};
+    }
+    TQ_DEVICE const u8* source_of(const Ahead& a) {
+        return p.pages + i64(a.page < 0 ? 0 : a.page) * p.page_bytes + i64(a.index) * R::UNIT_BYTES;
+    }
+
+    // ---- queries ----
+
+    // The units of one head and row block of one sequence.
+    struct Segment {
+        u32 begin, end;  // list indices
+        i32 seq, head, row_block, rows;
+        u32 first_run, last_run;
+        i32 first_unit, len;  // of the sequence
+    };
+    TQ_DEVICE Segment segment_at(u32 index) {
+        Place place = locate(index);
+        Segment x;
+        x.begin = index - place.unit;
+        x.end = x.begin + place.span.count;
+        x.seq = place.seq, x.head = place.list / row_blocks, x.row_block = place.list % row_blocks;
+        x.rows = p.gqa_group * p.q_len - x.row_block * C::ROWS;
+        x.rows = x.rows < C::ROWS ? x.rows : C::ROWS;
+        x.first_run = run_of(x.begin), x.last_run = run_of(x.end - 1);
+        x.first_unit = place.span.first, x.len = place.span.len;
+        return x;
+    }
+
+
+    static constexpr int PER_LANE = (C::D + 31) / 32;
+    struct RawQueries {
+        u16 x[C::ROWS_A_WARP][PER_LANE];
+    };
+    TQ_DEVICE void load_queries(RawQueries& raw, const Segment& segment) {
+        const u16* q = static_cast<const u16*>(p.q);
+#pragma unroll
+        for (int k = 0; k < C::ROWS_A_WARP; k++) {
+            int r = warp + k * C::NUM_WARPS, row = segment.row_block * C::ROWS + r;
+            i64 at = ((i64(segment.seq) * p.q_len + row / p.gqa_group) * p.num_kv_heads + segment.head) * p.gqa_group + row % p.gqa_group;
+#pragma unroll
+            for (int i = 0; i < PER_LANE; i++) {
+                int d = lane + 32 * i;
+                raw.x[k][i] = r < segment.rows && d < C::D ? q[at * C::D + d] : u16(0);
+            }
+        }
+    }
+    // Rotates (Lloyd-Max keys), scales and rounds the rows of a segment into A operands.
+    TQ_DEVICE void stage_queries(const RawQueries& raw) {
+        constexpr int N = PER_LANE;
+        u8* operands = smem + C::Q_AT;
+        float* scales = reinterpret_cast<float*>(smem + C::SCALE_AT);
+#pragma unroll
+        for (int k = 0; k < C::ROWS_A_WARP; k++) {
+            int r = warp + k * C::NUM_WARPS;
+            if (r >= C::ROWS) break;
+            float x[N];
+#pragma unroll
+            for (int i = 0; i < N; i++) x[i] = C::IO == BF16 ? bf16_to_f32(raw.x[k][i]) : f16_to_f32(raw.x[k][i]);
+            if constexpr (is_lloyd(R::KEY)) rotate_row<C::D>(x, lane);
+            float top = 0.0f;
+#pragma unroll
+            for (int i = 0; i < N; i++) top = fmaxf(top, fabsf(x[i]));
+            top = warp_max(top);
+            float scale;  // x = scale * stored
+            if constexpr (is_lloyd(R::KEY)) {
+                scale = top * (2.0f / (32512.0f * R::NORM_GAIN)) * NORM_UNIT;  // 127 * 256; codes are halves
+                float inverse = top > 0.0f ? 32512.0f / top : 0.0f;
+                i32 sum = 0;
+#pragma unroll
+                for (int i = 0; i < N; i++) {
+                    int step = i, e = lane, byte, reg, column;
+                    if (32 * i + 32 <= C::D) {
+                        column = e / 8, reg = e % 8 / 4 * 2, byte = e % 4;
+                    } else {  // half step; its upper half is zero
+                        column = e % 16 / 4, reg = e / 16 * 2, byte = e % 4;
+                    }
+                    i32 v = __float2int_rn(x[i] * inverse);
+                    i32 high = (v + 128) >> 8;
+                    u8* to = operands + ((r / 8 * C::STEPS + step) * 32 + r % 8 * 4 + column) * 16 + reg * 4 + byte;
+                    to[0] = u8(high);
+                    to[4] = u8(v - high * 256);
+                    sum += v;
+                }
+#pragma unroll
+                for (int bit = 16; bit; bit /= 2) sum += __shfl_xor_sync(TQ_FULL_WARP, sum, bit);
+                if (lane == 0) reinterpret_cast<i32*>(smem + C::HALF_AT)[r] = sum >> 1;
+            } else {
+                // fp16 operands: a power of two brings the largest element near 2^8
+                u32 exponent = __float_as_uint(top) >> 23;
+                bool plain = R::KEY == BF16 || exponent < 40 || exponent > 230;
+                float up = plain ? 1.0f : __uint_as_float((127 + 135 - exponent) << 23);
+                scale = plain ? 1.0f : __uint_as_float((127 + exponent - 135) << 23);
+#pragma unroll
+                for (int i = 0; i < N; i++) {
+                    int d = lane + 32 * i;
+                    if (d < C::D) {
+                        int step = d / 16, column = d % 16 / 4, reg = d % 4 / 2 * 2 + r / 8, half = d % 2;
+                        u16* to = reinterpret_cast<u16*>(operands + (step * 32 + r % 8 * 4 + column) * 16 + reg * 4) + half;
+                        *to = R::KEY == BF16 ? f32_to_bf16(x[i]) : f32_to_f16(x[i] * up);
+                        if (C::BLOCKS == 1) to[2] = 0;
+                    }
+                }
+            }
+            if (lane == 0) scales[r] = scale * p.sm_scale * (C::SOFTCAP ? 1.0f / p.softcap : LOG2E);
+        }
+    }
+
+    // ---- a warp's state of one segment ----
+
+    // P, and so every sum, carries 2^8.
+    struct State {
+        float o[C::BLOCKS][C::VALUE_BLOCKS][4];  // rows: dims g, 8 + g of the block; columns: query rows 2t, 2t + 1
+        float sums[C::BLOCKS][4];   // uniform values; columns as o: row 0 = P * (low + center * scale), row 1 = P
+        float center[C::BLOCKS][4]; // uniform values; columns as o: center * P * scale in every row
+        float sum[C::BLOCKS];       // other values: this lane's part of the sum of P of query row g
+        float top[C::BLOCKS];       // running maximum of query row g (log2), less P_BITS
+        u32 gain;                   // fp16 pair, a power of two: brings the value scales to 1 or a little less
+        u32 gain_limit;             // fp16 pair: value scales above this ask for another gain
+    };
+    struct Rows {
+        float scale[C::BLOCKS];                // of query row g: stored units to log2 (or softcap argument)
+        i32 half_sum[C::BLOCKS];               // half the sum of the integer query
+        i32 first;                             // first query row of the block
+    };
+    static constexpr bool UNIFORM = is_uniform(R::VALUE);
+
+    struct Queries {
+        u32 kept[C::Q_RESIDENT ? C::Q_TILES : 1][C::Q_RESIDENT ? C::STEPS : 1][4];
+    };
+    TQ_DEVICE Words4 staged_query(int tile, int step) {
+        return *reinterpret_cast<const Words4*>(smem + C::Q_AT + ((tile * C::STEPS + step) * 32 + lane) * 16);
+    }
+    TQ_DEVICE Words4 query(const Queries& queries, int tile, int step) {
+        if constexpr (C::Q_RESIDENT) {
+            const u32(&w)[4] = queries.kept[tile][step];
+            return {{w[0], w[1], w[2], w[3]}};
+        } else {
+            return staged_query(tile, step);
+        }
+    }
+
+    // Moves the running maxima to this unit's, and the gain to its value scales; rarely taken.
+    TQ_DEVICE void rescale(State& s, const float (&tops)[C::BLOCKS], u32 scale_top) {
+        float step = 1.0f;
+        if constexpr (UNIFORM) {
+            float top = fmaxf(f16_to_f32(u16(scale_top)), f16_to_f32(u16(scale_top >> 16)));
+            top = fmaxf(top, shuffle_xor(top, 1));
+            top = fmaxf(top, shuffle_xor(top, 2));
+            bool fresh = s.gain == 0;
+            if (fresh || top > f16_to_f32(u16(s.gain_limit))) {
+                i32 exponent = i32(__float_as_uint(top) >> 23) - 126;  // top < 2^exponent
+                exponent = exponent < -15 ? -15 : exponent;
+                float gain = __uint_as_float((127 - exponent) << 23);
+                step = fresh ? 0.0f : gain / f16_to_f32(u16(s.gain));
+                s.gain = pack_f16(gain, gain);
+                s.gain_limit = pack_f16(2.0f / gain, 2.0f / gain);
+            }
+        }
+#pragma unroll
+        for (int b = 0; b < C::BLOCKS; b++) {
+            float top = tops[b];
+            top = fmaxf(top, shuffle_xor(top, 1));
+            top = fmaxf(top, shuffle_xor(top, 2));
+            top = fmaxf(top - P_BITS, s.top[b]);
+            float keep = fast_exp2(s.top[b] - top);
+            s.top[b] = top;
+            float keep0 = shuffle(keep, 8 * t), keep1 = shuffle(keep, 8 * t + 4);
+            if constexpr (UNIFORM) {
+                s.sums[b][0] *= keep0, s.sums[b][1] *= keep1;
+                keep0 *= step, keep1 *= step;
+                s.center[b][0] *= keep0, s.center[b][1] *= keep1;
+            } else {
+                s.sum[b] *= keep;
+            }
+#pragma unroll
+            for (int i = 0; i < C::VALUE_BLOCKS; i++) {
+                s.o[b][i][0] *= keep0, s.o[b][i][1] *= keep1;
+                s.o[b][i][2] *= keep0, s.o[b][i][3] *= keep1;
+            }
+        }
+    }
+
+    // Units that a warp works on together, so that one's latencies hide the other's.
+    struct Unit {
+        u8* at;
+        i32 token;  // its first; tokens of this lane: 2t, 2t+1, 8+2t, 9+2t after it
+    };
+    struct Scores {
+        float x[C::BLOCKS][4];  // log2
+        Words2 scale, low;      // of the values, uniform only
+    };
+
+    TQ_DEVICE void score(Scores& out, const Rows& rows, const Queries& queries, const Unit& unit) {
+        const u8* fields = unit.at + R::UNIT_CODE_BYTES + t * 8;
+        if constexpr (UNIFORM) {
+            out.scale = *reinterpret_cast<const Words2*>(fields + R::SCALE_FIELD * 32);
+            out.low = *reinterpret_cast<const Words2*>(fields + R::SCALE_FIELD * 32 + 32);
+        }
+        if constexpr (is_lloyd(R::KEY)) {
+            i32 dot[C::BLOCKS][2][4];
+#pragma unroll
+            for (int b = 0; b < C::BLOCKS; b++) {
+#pragma unroll
+                for (int tile = 0; tile < 2; tile++) {
+                    dot[b][tile][0] = dot[b][tile][1] = 0;
+                    dot[b][tile][2] = dot[b][tile][3] = rows.half_sum[b];
+                }
+            }
+            for_each_key_step<R>(unit.at, p.codebook, lane, [&](int step, u32 x0, u32 x1, u32 y0, u32 y1) {
+#pragma unroll
+                for (int b = 0; b < C::BLOCKS; b++) {
+                    Words4 q = query(queries, b, step);
+                    mma_s8(dot[b][0], q.w[0], q.w[1], q.w[2], q.w[3], x0, x1);
+                    mma_s8(dot[b][1], q.w[0], q.w[1], q.w[2], q.w[3], y0, y1);
+                }
+            });
+            Words2 n = *reinterpret_cast<const Words2*>(fields);
+            float norm[4] = {low_norm(n.w[0]), high_norm(n.w[0]), low_norm(n.w[1]), high_norm(n.w[1])};
+#pragma unroll
+            for (int b = 0; b < C::BLOCKS; b++) {
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    out.x[b][k] = float(dot[b][k / 2][k % 2] * 256 + dot[b][k / 2][2 + k % 2]) * norm[k] * rows.scale[b];
+            }
+        } else {
+            float dot[2][4] = {};
+            for_each_key_step<R>(unit.at, p.codebook, lane, [&](int step, u32 x0, u32 x1, u32 y0, u32 y1) {
+                Words4 q = query(queries, 0, step);
+                if constexpr (R::KEY == BF16) {
+                    mma_bf16(dot[0], q.w[0], q.w[1], q.w[2], q.w[3], x0, x1);
+                    mma_bf16(dot[1], q.w[0], q.w[1], q.w[2], q.w[3], y0, y1);
+                } else {
+                    mma_f16(dot[0], q.w[0], q.w[1], q.w[2], q.w[3], x0, x1);
+                    mma_f16(dot[1], q.w[0], q.w[1], q.w[2], q.w[3], y0, y1);
+                }
+            });
+#pragma unroll
+            for (int b = 0; b < C::BLOCKS; b++) {
+#pragma unroll
+                for (int k = 0; k < 4; k++) out.x[b][k] = dot[k / 2][2 * b + k % 2] * rows.scale[b];
+            }
+        }
+        if constexpr (C::SOFTCAP) {
+            float cap = p.softcap * LOG2E;
+#pragma unroll
+            for (int b = 0; b < C::BLOCKS; b++) {
+#pragma unroll
+                for (int k = 0; k < 4; k++) out.x[b][k] = tanhf(out.x[b][k]) * cap;
+            }
+        }
+    }
+
+    // Hides what a query row does not see, and everything behind the sequence's end.
+    TQ_DEVICE void mask(Scores& out, const Rows& rows, const Unit& unit, i32 len) {
+#pragma unroll
+        for (int b = 0; b < C::BLOCKS; b++) {
+            i32 back = p.q_len - 1 - (rows.first + 8 * b + g) / p.gqa_group;  // tokens after this row's own
+            i32 end = len - (back < 0 ? 0 : back);
+            i32 begin = p.window > 0 ? end - p.window : 0;
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                i32 at = unit.token + k / 2 * 8 + 2 * t + k % 2;
+                if (at < begin || at >= end) out.x[b][k] = -__int_as_float(0x7f800000);
+            }
+        }
+        if constexpr (UNIFORM) {
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                i32 at = unit.token + k / 2 * 8 + 2 * t + k % 2;
+                u32 keep = at < len ? ~0u : k % 2 ? 0x0000ffffu : 0xffff0000u;
+                out.scale.w[k / 2] &= keep, out.low.w[k / 2] &= keep;
+            }
+        } else if (unit.token + UNIT > len) {
+            clear_values_from<R>(unit.at + R::UNIT_KEY_BYTES, lane, len - unit.token);
+            fence_before_async_write();
+        }
+    }
+
+    TQ_DEVICE void add_values(State& s, const Scores& in, const Unit& unit) {
+        u32 p0[C::BLOCKS], p1[C::BLOCKS], rest0[C::BLOCKS], rest1[C::BLOCKS];
+#pragma unroll
+        for (int b = 0; b < C::BLOCKS; b++) {
+            float w[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                w[k] = fast_exp2(in.x[b][k] - s.top[b]);
+                if constexpr (!UNIFORM) s.sum[b] += w[k];
+            }
+            if constexpr (R::VALUE == BF16) {  // two terms: bf16 alone would cost 1e-3
+                p0[b] = pack_bf16(w[0], w[1]), p1[b] = pack_bf16(w[2], w[3]);
+                auto left = [](float exact, u32 pair, int half) {
+                    return exact - __uint_as_float(half ? pair & 0xffff0000u : pair << 16);
+                };
+                rest0[b] = pack_bf16(left(w[0], p0[b], 0), left(w[1], p0[b], 1));
+                rest1[b] = pack_bf16(left(w[2], p1[b], 0), left(w[3], p1[b], 1));
+            } else {
+                p0[b] = pack_f16(w[0], w[1]), p1[b] = pack_f16(w[2], w[3]);
+            }
+        }
+        if constexpr (UNIFORM) {
+            // row 0: low + center * scale; row 1: 1; lanes of other rows: 0
+            constexpr u32 CENTER = code_center<R::VALUE>(), CENTER_F16 = CENTER == 8 ? 0x48004800u : 0x44004400u;
+            u32 is_low = g == 0 ? 0x3c003c00u : 0u, center = g == 0 ? CENTER_F16 : 0u, one = g == 1 ? 0x3c003c00u : 0u;
+            u32 a0 = fma_f16x2(in.low.w[0], is_low, fma_f16x2(in.scale.w[0], center, one));
+            u32 a2 = fma_f16x2(in.low.w[1], is_low, fma_f16x2(in.scale.w[1], center, one));
+            u32 scale0 = mul_f16x2(in.scale.w[0], s.gain), scale1 = mul_f16x2(in.scale.w[1], s.gain);
+#pragma unroll
+            for (int b = 0; b < C::BLOCKS; b++) {
+                mma_f16(s.sums[b], a0, 0, a2, 0, p0[b], p1[b]);
+                p0[b] = mul_f16x2(p0[b], scale0), p1[b] = mul_f16x2(p1[b], scale1);
+                mma_f16(s.center[b], CENTER * 0x10001u, 0, CENTER * 0x10001u, 0, p0[b], p1[b]);
+            }
+        }
+        for_each_value_block<R>(unit.at + R::UNIT_KEY_BYTES, lane, [&](int i, u32 a0, u32 a1, u32 a2, u32 a3) {
+#pragma unroll
+            for (int b = 0; b < C::BLOCKS; b++) {
+                if constexpr (R::VALUE == BF16) {
+                    mma_bf16(s.o[b][i], a0, a1, a2, a3, p0[b], p1[b]);
+                    mma_bf16(s.o[b][i], a0, a1, a2, a3, rest0[b], rest1[b]);
+                } else {
+                    mma_f16(s.o[b][i], a0, a1, a2, a3, p0[b], p1[b]);
+                }
+            }
+        });
+    }
+
+    template <int UNITS>
+    TQ_DEVICE void consume(State& s, const Rows& rows, const Queries& queries, const Unit (&units)[UNITS], i32 len, bool edge) {
+        Scores scores[UNITS];
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) score(scores[u], rows, queries, units[u]);
+        if (edge) {
+#pragma unroll
+            for (int u = 0; u < UNITS; u++) mask(scores[u], rows, units[u], len);
+        }
+        float top[C::BLOCKS];
+        u32 scale_top = 0;
+        bool late = false;
+#pragma unroll
+        for (int b = 0; b < C::BLOCKS; b++) {
+            top[b] = scores[0].x[b][0];
+#pragma unroll
+            for (int k = 1; k < 4 * UNITS; k++) top[b] = fmaxf(top[b], scores[k / 4].x[b][k % 4]);
+            late |= top[b] > s.top[b] + (P_BITS + LATE_RESCALE);
+        }
+        if constexpr (UNIFORM) {
+            scale_top = max_f16x2(scores[0].scale.w[0], scores[0].scale.w[1]);
+#pragma unroll
+            for (int u = 1; u < UNITS; u++)
+                scale_top = max_f16x2(scale_top, max_f16x2(scores[u].scale.w[0], scores[u].scale.w[1]));
+            late |= any_greater_f16x2(scale_top, s.gain_limit);
+        }
+        if (any_lane(late)) rescale(s, top, scale_top);
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) add_values(s, scores[u], units[u]);
+    }
+
+    // ---- where a segment, or this CTA's part of it, ends ----
+
+    TQ_DEVICE float2 warp_state(int w, int row) {
+        return reinterpret_cast<float2*>(smem + C::STATE_AT)[w * C::ROWS + row];
+    }
+    TQ_DEVICE float2& total_of(int row) { return reinterpret_cast<float2*>(smem + C::TOTAL_AT)[row]; }
+    // Running maximum (log2) and sum of a row over the CTA's warps.
+    TQ_DEVICE float2 cta_state(int row) {
+        float top = NEVER, sum = 0.0f;
+        for (int w = 0; w < C::NUM_WARPS; w++) top = fmaxf(top, warp_state(w, row).x);
+        for (int w = 0; w < C::NUM_WARPS; w++) sum += warp_state(w, row).y * fast_exp2(warp_state(w, row).x - top);
+        return make_float2(top, sum);
+    }
+
+    // Sums the warps' output; calls emit(row, dim, unnormalised o) for every element of the live rows.
+    // `free_stage`: of this warp's ring, which it has read last; unused unless it `worked`.
+    template <class Emit>
+    TQ_DEVICE void merge_warps(State& s, int free_stage, bool worked, int live, Emit&& emit) {
+        float* states = reinterpret_cast<float*>(smem + C::STATE_AT) + warp * C::ROWS * 2;  // (top, sum) a row
+        u32* working = reinterpret_cast<u32*>(smem + C::WORKED_AT);
+#pragma unroll
+        for (int b = 0; b < C::BLOCKS; b++) {
+            if (t == 0) states[2 * (8 * b + g)] = s.top[b];
+            if constexpr (UNIFORM) {
+                if (g == 1) states[2 * (8 * b + 2 * t) + 1] = s.sums[b][0], states[2 * (8 * b + 2 * t + 1) + 1] = s.sums[b][1];
+            } else {
+                float sum = s.sum[b];
+                sum += shuffle_xor(sum, 1);
+                sum += shuffle_xor(sum, 2);
+                if (t == 0) states[2 * (8 * b + g) + 1] = sum;
+            }
+        }
+        if (lane == 0) working[warp] = worked;
+        __syncthreads();
+        if (threadIdx.x < C::ROWS) total_of(threadIdx.x) = cta_state(threadIdx.x);
+        float unit = 1.0f;
+        if constexpr (UNIFORM) unit = s.gain == 0 ? 0.0f : 1.0f / (SUBNORMAL * f16_to_f32(u16(s.gain)));
+        float factor[C::BLOCKS][2], low[C::BLOCKS][2];
+#pragma unroll
+        for (int b = 0; b < C::BLOCKS; b++) {
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                int row = 8 * b + 2 * t + c;
+                float top = NEVER;
+                for (int w = 0; w < C::NUM_WARPS; w++) top = fmaxf(top, warp_state(w, row).x);
+                factor[b][c] = fast_exp2(warp_state(warp, row).x - top);
+                low[b][c] = 0.0f;
+                if constexpr (UNIFORM) low[b][c] = shuffle(s.sums[b][c], t) * factor[b][c] - s.center[b][c] * (factor[b][c] * unit);
+                factor[b][c] *= unit;
+            }
+        }
+        // [ROWS][MERGE_DIMS], dims exchanged so that the rows of a warp's store fall on different banks
+        constexpr int W = C::MERGE_DIMS, MASK = W % 32 == 0 ? 24 : 8;
+        auto space = [&](int w, int stage) {
+            return reinterpret_cast<float*>(C::MERGE_IN_RING ? smem + C::RING_AT + (w * C::STAGES + stage) * C::STAGE_BYTES
+                                                             : smem + C::MERGE_AT + w * C::ROWS * W * 4);
+        };
+        if (lane == 0) working[warp] = worked ? u32(free_stage) + 1 : 0;
+#pragma unroll
+        for (int first = 0; first < C::VALUE_BLOCKS; first += C::MERGE_BLOCKS) {
+            if (worked) {
+                float* mine = space(warp, free_stage);
+#pragma unroll
+                for (int b = 0; b < C::BLOCKS; b++) {
+#pragma unroll
+                    for (int i = first; i < first + C::MERGE_BLOCKS && i < C::VALUE_BLOCKS; i++) {
+#pragma unroll
+                        for (int k = 0; k < 4; k++) {
+                            int row = 8 * b + 2 * t + k % 2, d = 16 * (i - first) + 8 * (k / 2) + g;
+                            mine[row * W + (d ^ (8 * t & MASK))] =
+                                s.o[b][i][k] * (factor[b][k % 2] * (1.0f / code_weight<R::VALUE>(i, k / 2))) + low[b][k % 2];
+                        }
+                    }
+                }
+            }
+            __syncthreads();
+            constexpr int LEFT = C::D;
+            int dims = LEFT - 16 * first < W ? LEFT - 16 * first : W;
+            for (int at = threadIdx.x; at < live * dims; at += C::THREADS) {
+                int row = at / dims, d = at % dims;
+                float o = 0.0f;
+#pragma unroll
+                for (int w = 0; w < C::NUM_WARPS; w++) {
+                    u32 stage = working[w];
+                    if (stage) o += space(w, stage - 1)[row * W + (d ^ (row / 2 % 4 * 8 & MASK))];
+                }
+                emit(row, 16 * first + d, o);
+            }
+            __syncthreads();
+        }
+        if (worked) fence_before_async_write();
+    }
+
+    // out and lse of one element; `top` and `sum` without the sink, `o` unnormalised.
+    TQ_DEVICE void write_out(int seq, int head, int row, int d, float o, float top, float sum) {
+        int q_head = head * p.gqa_group + row % p.gqa_group;
+        i64 at = (i64(seq) * p.q_len + row / p.gqa_group) * p.num_kv_heads * p.gqa_group + q_head;
+        if (p.sinks) {
+            float sink = p.sinks[q_head] * LOG2E;
+            float above = fmaxf(top, sink), keep = fast_exp2(top - above);
+            o *= keep;
+            sum = sum * keep + fast_exp2(sink - above);
+            top = above;
+        }
+        float y = sum == 0.0f ? 0.0f : o / sum;  // nothing seen: 0
+        static_cast<u16*>(p.out)[at * C::D + d] = C::IO == BF16 ? f32_to_bf16(y) : f32_to_f16(y);
+        if (p.lse && d == 0) p.lse[at] = sum == 0.0f ? -__int_as_float(0x7f800000) : (top + log2f(sum)) * LN2;
+    }
+
+    // ---- parts of a segment that several runs share ----
+
+    static constexpr int PART = C::ROWS * (C::D + 2);  // floats: [ROWS, D], then [ROWS] x (top, sum)
+
+    // A run has at most two parts: of the segment it begins in and of the one it ends in.
+    TQ_DEVICE u32 slot_of(const Segment& x, u32 run) { return 2 * run + (run == x.first_run); }
+    TQ_DEVICE float* part_of(const Segment& x, u32 run) { return p.partials + i64(slot_of(x, run)) * PART; }
+    TQ_DEVICE u32* group_counter(const Segment& x, u32 run) { return p.counters + 2 * slot_of(x, run); }
+    TQ_DEVICE u32* segment_counter(const Segment& x) { return p.counters + 1 + 2 * slot_of(x, x.first_run); }
+
+    // Whether this CTA is the last of `count` to come by; then everything the others wrote is visible.
+    TQ_DEVICE bool last_of(u32 count, u32* counter) {
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            bool last = atomicAdd(counter, 1u) == count - 1;
+            if (last) *counter = 0;
+            *flag() = last;
+        }
+        __syncthreads();
+        bool last = *flag() != 0;
+        if (last) __threadfence();
+        return last;
+    }
+
+    // Four dims of a row, merged over the parts of runs run(0) .. run(count - 1).
+    struct Merged {
+        float o[4], top, sum;
+    };
+    template <class F>
+    TQ_DEVICE Merged merge_parts(const Segment& x, u32 count, F&& run, int row, int d) {
+        Merged m = {{0.0f, 0.0f, 0.0f, 0.0f}, NEVER, 0.0f};
+        for (u32 base = 0; base < count; base += GROUP) {
+            float2 state[GROUP];
+            float4 o[GROUP];
+#pragma unroll
+            for (u32 i = 0; i < GROUP; i++) {
+                const float* part = part_of(x, run(base + i < count ? base + i : base));
+                state[i] = __ldcg(reinterpret_cast<const float2*>(part + C::ROWS * C::D) + row);
+                o[i] = __ldcg(reinterpret_cast<const float4*>(part + row * C::D + d));
+            }
+            float top = m.top;
+#pragma unroll
+            for (u32 i = 0; i < GROUP; i++) top = fmaxf(top, state[i].x);
+            float keep = fast_exp2(m.top - top);
+            m.top = top, m.sum *= keep;
+#pragma unroll
+            for (int k = 0; k < 4; k++) m.o[k] *= keep;
+#pragma unroll
+            for (u32 i = 0; i < GROUP; i++) {
+                float w = base + i < count ? fast_exp2(state[i].x - top) : 0.0f;
+                m.sum += state[i].y * w;
+                m.o[0] += o[i].x * w, m.o[1] += o[i].y * w, m.o[2] += o[i].z * w, m.o[3] += o[i].w * w;
+            }
+        }
+        return m;
+    }
+    TQ_DEVICE void write_four(const Segment& x, int row, int d, const Merged& m) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) write_out(x.seq, x.head, x.row_block * C::ROWS + row, d + k, m.o[k], m.top, m.sum);
+    }
+
+    TQ_DEVICE void group_of(const Segment& x, u32& first, u32& last) {  // of this CTA's part
+        u32 begin = blockIdx.x / GROUP * GROUP;
+        first = begin > x.first_run ? begin : x.first_run;
+        last = begin + GROUP - 1 < x.last_run ? begin + GROUP - 1 : x.last_run;
+    }
+    // Announces this CTA's part; merges the parts of its group if it comes last, and the segment if that
+    // was its last group.
+    TQ_DEVICE void merge_group(const Segment& x) {
+        u32 first, last;
+        group_of(x, first, last);
+        u32 first_group = x.first_run / GROUP, last_group = x.last_run / GROUP;
+        if (!last_of(last - first + 1, group_counter(x, first))) return;
+        for (int at = threadIdx.x * 4; at < x.rows * C::D; at += C::THREADS * 4) {
+            int row = at / C::D, d = at % C::D;
+            Merged m = merge_parts(x, last - first + 1, [&](u32 i) { return first + i; }, row, d);
+            if (first_group == last_group) {
+                write_four(x, row, d, m);
+            } else {
+                // other threads still read the states: the new ones wait in shared memory
+                *reinterpret_cast<float4*>(part_of(x, first) + row * C::D + d) = make_float4(m.o[0], m.o[1], m.o[2], m.o[3]);
+                if (d == 0) total_of(row) = make_float2(m.top, m.sum);
+            }
+        }
+        __syncthreads();
+        if (first_group == last_group) return;
+        if (threadIdx.x < x.rows)
+            reinterpret_cast<float2*>(part_of(x, first) + C::ROWS * C::D)[threadIdx.x] = total_of(threadIdx.x);
+        if (!last_of(last_group - first_group + 1, segment_counter(x))) return;
+        for (int at = threadIdx.x * 4; at < x.rows * C::D; at += C::THREADS * 4) {
+            int row = at / C::D, d = at % C::D;
+            auto group_first = [&](u32 i) { return i == 0 ? x.first_run : (first_group + i) * GROUP; };
+            write_four(x, row, d, merge_parts(x, last_group - first_group + 1, group_first, row, d));
+        }
+        __syncthreads();
+    }
+
+    // True if the segment is shared: then its part is written, but not yet announced.
+    TQ_DEVICE bool finish(State& s, int free_stage, bool worked, const Segment& x) {
+        bool whole = x.first_run == x.last_run;
+        float* to = part_of(x, blockIdx.x);
+        merge_warps(s, free_stage, worked, x.rows, [&](int row, int d, float o) {
+            if (whole) write_out(x.seq, x.head, x.row_block * C::ROWS + row, d, o, total_of(row).x, total_of(row).y);
+            else to[row * C::D + d] = o;
+        });
+        if (!whole && threadIdx.x < x.rows) reinterpret_cast<float2*>(to + C::ROWS * C::D)[threadIdx.x] = total_of(threadIdx.x);
+        return !whole;
+    }
+
+    // ---- a warp's copies ----
+
+    struct Copies {
+        const u8* source;  // this lane's of the 32 units looked up last
+        int used;          // of those
+        int stage;         // to fill next
+        u32 next;          // list index of the next unit to copy
+    };
+    TQ_DEVICE void copy_one(Copies& c, Ring<R, C::STAGES>& ring) {
+        if (c.next < run_end) {
+            if (c.used == 32) {
+                c.source = source_of(look_ahead(c.next, run_end));
+                c.used = 0;
+            }
+            ring.fill(c.stage, c.source, c.used, lane);
+            c.stage = c.stage + 1 == C::STAGES ? 0 : c.stage + 1;
+            c.used++;
+            c.next += C::NUM_WARPS;
+        }
+        ring.close_fill();
+    }
+
+    TQ_DEVICE void run() {
+        Ring<R, C::STAGES> ring;
+        ring.init(smem + C::RING_AT + warp * Ring<R, C::STAGES>::BYTES,
+                  reinterpret_cast<u64*>(smem + C::BARRIERS_AT) + warp * C::STAGES, lane);
+        plan_runs();
+        if (u64(share) * blockIdx.x >= total) return;
+        u32 run_begin = share * blockIdx.x;
+        run_end = run_begin + share < total ? run_begin + share : total;
+
+        u32 at = run_begin;
+        Segment x = segment_at(at);
+        RawQueries raw;
+        load_queries(raw, x);
+        Copies copies = {nullptr, 32, 0, run_begin + warp};
+#pragma unroll 1
+        for (int i = 0; i < C::STAGES - 1; i++) copy_one(copies, ring);
+        bool unannounced = false;  // this CTA's part of its first segment
+
+#pragma unroll 1
+        while (true) {
+            stage_queries(raw);
+            __syncthreads();
+            Queries queries;
+            Rows rows;
+            State s;
+            begin_segment(x, queries, rows, s);
+            u32 end = x.end < run_end ? x.end : run_end;
+            i32 inner_begin = p.window > 0 ? x.len - p.window : 0;  // tokens every row sees
+            i32 inner_end = x.len - (p.q_len - 1);
+            // this warp's first unit of the run's part in this segment
+            u32 next = at + (warp + C::NUM_WARPS - (at - run_begin) % C::NUM_WARPS) % C::NUM_WARPS;
+            bool worked = next < end;
+            auto unit_of = [&](u32 index, int stage) {
+                return Unit{smem + C::RING_AT + (warp * C::STAGES + stage) * C::STAGE_BYTES, i32(index - x.begin + x.first_unit) * UNIT};
+            };
+            auto at_edge = [&](i32 token) { return token < inner_begin || token + UNIT > inner_end; };
+            if constexpr (C::TOGETHER == 2) {
+#pragma unroll 1
+                while (next + C::NUM_WARPS < end) {
+                    Unit units[2];
+                    copy_one(copies, ring);
+                    ring.wait();
+                    units[0] = unit_of(next, ring.stage);
+                    ring.advance();
+                    next += C::NUM_WARPS;
+                    ring.wait();
+                    units[1] = unit_of(next, ring.stage);
+                    ring.advance();
+                    next += C::NUM_WARPS;
+                    consume(s, rows, queries, units, x.len, at_edge(units[0].token) || at_edge(units[1].token));
+                    warp_sync();
+                    copy_one(copies, ring);
+                }
+            }
+#pragma unroll 1
+            for (; next < end; next += C::NUM_WARPS) {
+                copy_one(copies, ring);
+                ring.wait();
+                Unit units[1] = {unit_of(next, ring.stage)};
+                ring.advance();
+                consume(s, rows, queries, units, x.len, at_edge(units[0].token));
+                warp_sync();
+            }
+            int free_stage = ring.stage == 0 ? C::STAGES - 1 : ring.stage - 1;
+            Segment done = x;
+            at = end;
+            bool more = at < run_end;
+            if (more) {
+                x = segment_at(at);
+                load_queries(raw, x);
+            }
+            bool shared = finish(s, free_stage, worked, done);
+            if (unannounced) {  // its bytes have long arrived
+                merge_group(segment_at(run_begin));
+                unannounced = false;
+            }
+            if (!more) {
+                if (shared) merge_group(done);
+                break;
+            }
+            unannounced = shared;
+        }
+    }
+
+    TQ_DEVICE void begin_segment(const Segment& x, Queries& queries, Rows& rows, State& s) {
+        if constexpr (C::Q_RESIDENT) {
+#pragma unroll
+            for (int b = 0; b < C::Q_TILES; b++) {
+#pragma unroll
+                for (int step = 0; step < C::STEPS; step++) {
+                    Words4 w = staged_query(b, step);
+#pragma unroll
+                    for (int k = 0; k < 4; k++) queries.kept[b][step][k] = w.w[k];
+                }
+            }
+        }
+        const float* scales = reinterpret_cast<const float*>(smem + C::SCALE_AT);
+        const i32* halves = reinterpret_cast<const i32*>(smem + C::HALF_AT);
+#pragma unroll
+        for (int b = 0; b < C::BLOCKS; b++) {
+            rows.scale[b] = scales[8 * b + g];
+            rows.half_sum[b] = halves[8 * b + g];
+            s.top[b] = NEVER, s.sum[b] = 0.0f;
+#pragma unroll
+            for (int k = 0; k < 4; k++) s.sums[b][k] = s.center[b][k] = 0.0f;
+#pragma unroll
+            for (int i = 0; i < C::VALUE_BLOCKS; i++) s.o[b][i][0] = s.o[b][i][1] = s.o[b][i][2] = s.o[b][i][3] = 0.0f;
+        }
+        rows.first = x.row_block * C::ROWS;
+        s.gain = 0, s.gain_limit = 0;
+    }
+};
+
+}  // namespace tq

@@ -1,0 +1,188 @@
+// The few machine words the kernels need: 32-bit lanes, warp shuffles, tensor-core products,
+// asynchronous copies. No toolkit header is included, so the sources compile through NVRTC alone.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+typedef long long i64;
+
+#define TQ_DEVICE __device__ __forceinline__
+#define TQ_ANYWHERE __host__ __device__ __forceinline__ constexpr
+#define TQ_FULL_WARP 0xffffffffu
+
+#if defined(TQ_BULK_COPY)
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define TQ_BULK_COPY 1  // cp.async.bulk with mbarriers
+#else
+#define TQ_BULK_COPY 0  // cp.async, 16 bytes a lane
+#endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#define TQ_FP8_CONVERT 1
+#else
+#define TQ_FP8_CONVERT 0
+#endif
+
+namespace tq {
+
+// ---- numbers ----
+
+TQ_DEVICE float f16_to_f32(u16 h) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+    return f;
+}
+TQ_DEVICE u16 f32_to_f16(float f) {
+    u16 h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+}
+TQ_DEVICE float bf16_to_f32(u16 h) { return __uint_as_float(u32(h) << 16); }
+TQ_DEVICE u32 pack_f16(float lo, float hi) {
+    u32 w;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(hi), "f"(lo));
+    return w;
+}
+TQ_DEVICE u32 pack_bf16(float lo, float hi) {
+    u32 w;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(hi), "f"(lo));
+    return w;
+}
+TQ_DEVICE u16 f32_to_bf16(float f) { return u16(pack_bf16(f, 0.0f)); }
+TQ_DEVICE float fast_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+TQ_DEVICE float fast_rsqrt(float x) {
+    float y;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+TQ_DEVICE u32 byte_permute(u32 a, u32 b, u32 selector) {
+    u32 d;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+    return d;
+}
+
+// The stored key norm, 5 exponent and 11 mantissa bits, in the lower or upper half of a word; the
+// float is the norm times 2^-112.
+TQ_DEVICE float low_norm(u32 w) { return __uint_as_float((w << 12) & 0x0ffff000u); }
+TQ_DEVICE float high_norm(u32 w) { return __uint_as_float((w >> 4) & 0x0ffff000u); }
+constexpr float NORM_UNIT = 5.192296858534828e33f;  // 2^112
+
+// Pairs of fp16.
+TQ_DEVICE u32 mul_f16x2(u32 a, u32 b) {
+    u32 d;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+TQ_DEVICE u32 fma_f16x2(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+TQ_DEVICE u32 max_f16x2(u32 a, u32 b) {
+    u32 d;
+    asm("max.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+TQ_DEVICE bool any_greater_f16x2(u32 a, u32 b) {
+    u32 d;
+    asm("{ .reg .pred x, y; setp.gt.f16x2 x|y, %1, %2; or.pred x, x, y; selp.u32 %0, 1, 0, x; }"
+        : "=r"(d)
+        : "r"(a), "r"(b));
+    return d != 0;
+}
+
+// Two e4m3 bytes (low 16 bits) as two fp16. The bit form serves cards without the instruction and
+// gives the same numbers for every finite byte; its NaN bytes come out as 480.
+TQ_DEVICE u32 e4m3x2_to_f16x2(u32 two) {
+#if TQ_FP8_CONVERT
+    u32 w;
+    asm("{ .reg .b16 t; cvt.u16.u32 t, %1; cvt.rn.f16x2.e4m3x2 %0, t; }" : "=r"(w) : "r"(two));
+    return w;
+#else
+    u32 spread = byte_permute(two, 0, 0x1404);  // bytes to the upper half of each 16 bits
+    u32 bits = (spread & 0x80008000u) | ((spread & 0x7f007f00u) >> 1);
+    u32 w;
+    asm("mul.f16x2 %0, %1, %2;" : "=r"(w) : "r"(bits), "r"(0x5c005c00u));  // times 256: bias 7 to 15
+    return w;
+#endif
+}
+
+// ---- warp ----
+
+TQ_DEVICE float shuffle(float x, int lane) { return __shfl_sync(TQ_FULL_WARP, x, lane); }
+TQ_DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(TQ_FULL_WARP, x, mask); }
+TQ_DEVICE bool any_lane(bool b) { return __any_sync(TQ_FULL_WARP, b) != 0; }
+TQ_DEVICE void warp_sync() { __syncwarp(); }
+
+// ---- tensor cores (mma.sync, sm_80 on). A [16 x k] row major, B [k x 8], C [16 x 8] ----
+
+TQ_DEVICE void mma_s8(i32 (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+TQ_DEVICE void mma_f16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+TQ_DEVICE void mma_bf16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// ---- memory ----
+
+struct alignas(16) Words4 {
+    u32 w[4];
+};
+struct alignas(8) Words2 {
+    u32 w[2];
+};
+
+TQ_DEVICE u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
+
+// Orders this thread's ordinary shared-memory accesses before a later bulk copy onto them.
+TQ_DEVICE void fence_before_async_write() {
+#if TQ_BULK_COPY
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+#if TQ_BULK_COPY
+TQ_DEVICE void barrier_init(u32 bar, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
+}
+TQ_DEVICE void barrier_expect(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+TQ_DEVICE void barrier_wait(u32 bar, u32 parity) {
+    asm volatile(
+        "{\n .reg .pred done;\n"
+        "again:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n @!done bra again;\n}" ::"r"(bar),
+        "r"(parity)
+        : "memory");
+}
+TQ_DEVICE void bulk_copy(u32 dst, const void* src, u32 bytes, u32 bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
+                 "l"(src), "r"(bytes), "r"(bar)
+                 : "memory");
+}
+#else
+TQ_DEVICE void copy16(u32 dst, const void* src) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
+}
+TQ_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N>
+TQ_DEVICE void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+#endif
+
+}  // namespace tq

@@ -1,0 +1,238 @@
+// Checks the store kernels: against the host codec, and, with vLLM's own bytes, store and decode
+// together. Exits 1 on any mismatch.
+//   check_store KERNEL_FOLDER [TESTDATA_FOLDER]
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <string>
+
+#include "gpu.h"
+#include "reference.h"
+
+static int failed = 0;
+
+// A code may differ only where the decision was a matter of rounding.
+static bool same_codes(const std::vector<int>& got, const std::vector<int>& want, const std::vector<float>& margin, float tie,
+                       int& ties) {
+    for (size_t i = 0; i < want.size(); i++) {
+        if (got[i] == want[i]) continue;
+        if (margin.empty() || margin[i] > tie || std::abs(got[i] - want[i]) != 1) return false;
+        ties++;
+    }
+    return true;
+}
+
+static void against_host(int dim, int key, int value, int io, int page_size, int seed) {
+    constexpr int HEADS = 3, TOKENS = 70;
+    std::mt19937 rng(seed);
+    std::normal_distribution<float> normal;
+    std::vector<float> mids;
+    std::vector<int> book;
+    if (ref::is_lloyd(key)) {
+        auto c = ref::centroids(dim, ref::bits_of(key));
+        mids = ref::midpoints(c), book = ref::odd_codebook(c);
+    }
+    ref::Layout layout{dim, key, value, HEADS, page_size, book};
+    int pages = (TOKENS + page_size - 1) / page_size + 2;
+    std::vector<int64_t> slots(pages * page_size);
+    std::iota(slots.begin(), slots.end(), 0);
+    std::shuffle(slots.begin(), slots.end(), rng);
+    slots.resize(TOKENS);
+    slots[5] = -1, slots[40] = -7;
+    std::vector<uint16_t> k(size_t(TOKENS) * HEADS * dim), v(k.size());
+    auto bits = [&](float x) { return io == ref::BF16 ? ref::bf16_bits(x) : ref::f16_bits(x); };
+    auto number = [&](uint16_t x) { return io == ref::BF16 ? ref::bf16_value(x) : ref::f16_value(x); };
+    for (int t = 0; t < TOKENS; t++)
+        for (int h = 0; h < HEADS; h++)
+            for (int d = 0; d < dim; d++) {
+                size_t at = (size_t(t) * HEADS + h) * dim + d;
+                float a = normal(rng) * (d == 3 ? 20 : 1) + (d == 7 ? 8 : 0), b = normal(rng) + (d == 5 ? 6 : 0);
+                if (t == 10) a = 0;
+                if (t == 11) b = 0.25f;
+                if (t == 12) a *= 1e-3f;
+                if (t == 13) a *= 100, b *= 100;
+                if (t == 14) a = d == 9 ? 4.0f : 0.0f;
+                if (t == 15) b = 0;
+                if (t == 16) a *= 1e-6f;
+                k[at] = bits(a), v[at] = bits(b);
+            }
+    std::vector<uint8_t> before(pages * layout.page_bytes());
+    for (auto& x : before) x = uint8_t(rng());
+    Device<uint16_t> d_k(k), d_v(v);
+    Device<int64_t> d_slots(slots);
+    Device<uint8_t> d_pages(before);
+    tq::StoreParams p = {};
+    p.key = d_k.at, p.value = d_v.at, p.slot_mapping = reinterpret_cast<const i64*>(d_slots.at), p.pages = d_pages.at;
+    p.page_bytes = layout.page_bytes(), p.key_stride = p.value_stride = HEADS * dim;
+    p.num_tokens = TOKENS, p.num_kv_heads = HEADS, p.page_size = page_size;
+    std::copy(mids.begin(), mids.end(), p.midpoints);
+    if (!book.empty()) std::memcpy(p.codebook, ref::codebook_bytes(book).data(), 8);
+    launch_store(load_store(dim, key, value, io), p, 0);
+    CUDA(cudaDeviceSynchronize());
+    auto pages_now = d_pages.host();
+
+    auto expected = before;  // to see that nothing else was written
+    int ties = 0;
+    bool ok = true;
+    for (int t = 0; t < TOKENS && ok; t++) {
+        if (slots[t] < 0) continue;
+        for (int h = 0; h < HEADS && ok; h++) {
+            std::vector<float> a(dim), b(dim);
+            for (int d = 0; d < dim; d++)
+                a[d] = number(k[(size_t(t) * HEADS + h) * dim + d]), b[d] = number(v[(size_t(t) * HEADS + h) * dim + d]);
+            ref::Margins margins;
+            auto want = ref::encode(a, b, key, value, mids, &margins);
+            int offset = int(slots[t] % page_size);
+            uint8_t* page = pages_now.data() + slots[t] / page_size * layout.page_bytes();
+            auto got = layout.read(page, offset, h);
+            ok = same_codes(got.key, want.key, margins.key, 1e-5f, ties) && same_codes(got.value, want.value, margins.value, 1e-4f, ties) &&
+                 std::abs(got.norm - want.norm) <= 1 && got.scale == want.scale && got.low == want.low;
+            if (!ok)
+                std::printf("FAIL store D %d key %d value %d io %d page %d: token %d head %d: norm %04x for %04x, scale %04x for %04x, low %04x for %04x\n",
+                            dim, key, value, io, page_size, t, h, got.norm, want.norm, got.scale, want.scale, got.low, want.low);
+            layout.write(expected.data() + slots[t] / page_size * layout.page_bytes(), offset, h, got);
+        }
+    }
+    if (ok && expected != pages_now) {
+        ok = false;
+        std::printf("FAIL store D %d key %d value %d io %d page %d: bytes of other tokens changed\n", dim, key, value, io, page_size);
+    }
+    if (ok && ties > TOKENS * HEADS * dim / 1000) ok = false, std::printf("FAIL store D %d key %d: %d ties\n", dim, key, ties);
+    failed += !ok;
+}
+
+// ---- vLLM's bytes ----
+
+struct Safetensors {
+    std::string header;
+    std::vector<uint8_t> data;
+    bool open(const std::string& path) {
+        FILE* f = std::fopen(path.c_str(), "rb");
+        if (!f) return false;
+        uint64_t n = 0;
+        if (std::fread(&n, 8, 1, f) != 1) return false;
+        header.resize(n);
+        if (std::fread(&header[0], 1, n, f) != n) return false;
+        uint8_t buffer[65536];
+        for (size_t got; (got = std::fread(buffer, 1, sizeof buffer, f)) > 0;) data.insert(data.end(), buffer, buffer + got);
+        std::fclose(f);
+        return true;
+    }
+    template <class T>
+    std::vector<T> get(const std::string& name) const {
+        size_t at = header.find("\"" + name + "\":");
+        at = header.find("\"data_offsets\":[", at) + 16;
+        size_t begin = std::strtoull(header.c_str() + at, nullptr, 10);
+        size_t end = std::strtoull(header.c_str() + header.find(',', at) + 1, nullptr, 10);
+        std::vector<T> v((end - begin) / sizeof(T));
+        std::memcpy(v.data(), data.data() + begin, v.size() * sizeof(T));
+        return v;
+    }
+};
+
+static void against_vllm(const std::string& folder, int dim) {
+    Safetensors file;
+    std::string path = folder + "/vllm_slots_d" + std::to_string(dim) + ".safetensors";
+    if (!file.open(path)) {
+        std::printf("FAIL cannot read %s\n", path.c_str());
+        failed++;
+        return;
+    }
+    constexpr int HEADS = 2, GROUP = 4, SEQS = 3, PAGE = 16;
+    auto k = file.get<uint16_t>("key"), v = file.get<uint16_t>("value"), q = file.get<uint16_t>("query");
+    auto slots32 = file.get<int32_t>("slot_mapping"), table = file.get<int32_t>("block_table"), lens = file.get<int32_t>("seq_lens");
+    std::vector<int64_t> slots(slots32.begin(), slots32.end());
+    int tokens = int(slots.size()), pages = 1 + *std::max_element(table.begin(), table.end());
+    struct {
+        const char* name;
+        int key, value;
+    } presets[] = {{"turboquant_k8v4", ref::FP8, ref::UNIFORM4}, {"turboquant_4bit_nc", ref::LLOYD4, ref::UNIFORM4},
+                   {"turboquant_k3v4_nc", ref::LLOYD3, ref::UNIFORM4}, {"turboquant_3bit_nc", ref::LLOYD3, ref::UNIFORM3}};
+    for (auto& preset : presets) {
+        std::vector<float> mids;
+        std::vector<int> book;
+        if (ref::is_lloyd(preset.key)) {
+            auto c = ref::centroids(dim, ref::bits_of(preset.key));
+            mids = ref::midpoints(c), book = ref::odd_codebook(c);
+        }
+        ref::Layout layout{dim, preset.key, preset.value, HEADS, PAGE, book};
+        Device<uint16_t> d_k(k), d_v(v), d_q(q), d_out(q.size());
+        Device<int64_t> d_slots(slots);
+        Device<uint8_t> d_pages(std::vector<uint8_t>(pages * layout.page_bytes(), 0xff));
+        Device<int32_t> d_table(table), d_lens(lens);
+        tq::StoreParams s = {};
+        s.key = d_k.at, s.value = d_v.at, s.slot_mapping = reinterpret_cast<const i64*>(d_slots.at), s.pages = d_pages.at;
+        s.page_bytes = layout.page_bytes(), s.key_stride = s.value_stride = HEADS * dim;
+        s.num_tokens = tokens, s.num_kv_heads = HEADS, s.page_size = PAGE;
+        std::copy(mids.begin(), mids.end(), s.midpoints);
+        if (!book.empty()) std::memcpy(s.codebook, ref::codebook_bytes(book).data(), 8);
+        launch_store(load_store(dim, preset.key, preset.value, ref::BF16), s, 0);
+        auto launch = decode_launch(dim, preset.key, preset.value, ref::BF16, GROUP, false);
+        Device<float> lse(SEQS * HEADS * GROUP), partials(launch.partial_floats());
+        Device<uint32_t> counters(std::vector<uint32_t>(launch.counters(), 0));
+        tq::DecodeParams p = {};
+        p.out = d_out.at, p.lse = lse.at, p.q = d_q.at, p.pages = d_pages.at, p.block_tables = d_table.at, p.seq_lens = d_lens.at;
+        p.partials = partials.at, p.counters = counters.at, p.page_bytes = layout.page_bytes();
+        std::memcpy(p.codebook, s.codebook, 8);
+        p.num_seqs = SEQS, p.num_kv_heads = HEADS, p.gqa_group = GROUP, p.q_len = 1, p.page_size = PAGE;
+        p.max_pages = int(table.size()) / SEQS, p.sm_scale = float(1 / std::sqrt(double(dim)));
+        launch(p, 0);
+        CUDA(cudaDeviceSynchronize());
+
+        // codes and fields of every row against vLLM's slot
+        auto page_bytes = d_pages.host();
+        auto want = file.get<uint8_t>(std::string(preset.name) + ".slots");
+        int slot_bytes = int(want.size()) / tokens / HEADS, key_bits = ref::bits_of(preset.key), value_bits = ref::bits_of(preset.value);
+        long codes = 0, off_by_one = 0, wrong = 0, fields = 0;
+        for (int t = 0; t < tokens; t++)
+            for (int h = 0; h < HEADS; h++) {
+                auto row = layout.read(page_bytes.data() + slots[t] / PAGE * layout.page_bytes(), int(slots[t] % PAGE), h);
+                const uint8_t* slot = want.data() + (size_t(t) * HEADS + h) * slot_bytes;
+                auto code = [&](int base, int bits, int d) {
+                    int c = 0;
+                    for (int b = 0; b < bits; b++) c |= (slot[base + (d * bits + b) / 8] >> ((d * bits + b) % 8) & 1) << b;
+                    return c;
+                };
+                auto half = [&](int at) { return uint16_t(slot[at] | slot[at + 1] << 8); };
+                int value_at = dim * key_bits / 8 + (ref::is_lloyd(preset.key) ? 2 : 0), scale_at = value_at + dim * value_bits / 8;
+                for (int d = 0; d < dim; d++) {
+                    int a = std::abs(row.key[d] - code(0, key_bits, d)), b = std::abs(row.value[d] - code(value_at, value_bits, d));
+                    codes += 2, off_by_one += (a == 1) + (b == 1), wrong += (a > 1) + (b > 1);
+                }
+                if (ref::is_lloyd(preset.key)) fields += row.norm != half(value_at - 2);
+                fields += row.scale != half(scale_at), fields += row.low != half(scale_at + 2);
+            }
+        auto attention = file.get<float>(std::string(preset.name) + ".attention");
+        auto out = d_out.host();
+        double diff = 0, norm = 0;
+        for (size_t i = 0; i < out.size(); i++) {
+            double y = ref::bf16_value(out[i]), w = attention[i];
+            diff += (y - w) * (y - w), norm += w * w;
+        }
+        double error = std::sqrt(diff / norm);
+        bool ok = wrong == 0 && off_by_one * 500 <= codes && fields * 100 <= tokens * HEADS && error < 0.02;
+        std::printf("%s vLLM's slots %-20s D %3d: %ld codes, %ld off by one, %ld wrong; %ld fields differ; attention %.1e\n",
+                    ok ? "ok  " : "FAIL", preset.name, dim, codes, off_by_one, wrong, fields, error);
+        failed += !ok;
+    }
+}
+
+int main(int argc, char** argv) {
+    kernel_folder = argc > 1 ? argv[1] : ".";
+    CUDA(cudaFree(nullptr));
+    if (argc > 2)
+        for (int dim : {64, 128, 256}) against_vllm(argv[2], dim);
+    using namespace ref;
+    const int formats[][2] = {{LLOYD4, UNIFORM4}, {FP8, UNIFORM4}, {LLOYD3, UNIFORM4}, {LLOYD3, UNIFORM3}, {FP8, FP8}, {BF16, BF16}, {F16, F16}};
+    int cases = 0;
+    for (auto& f : formats)
+        for (int dim : {64, 80, 96, 128, 192, 256})
+            for (int io : {int(BF16), int(F16)})
+                for (int page : {16, 64}) {
+                    if (is_lloyd(f[0]) && (dim & (dim - 1))) continue;
+                    if (f[0] <= F16 && f[0] != io) continue;
+                    against_host(dim, f[0], f[1], io, page, ++cases);
+                }
+    std::printf("store: %d cases against the host codec; %d failures in all\n", cases, failed);
+    return failed ? 1 : 0;
+}

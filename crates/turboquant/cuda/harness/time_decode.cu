@@ -1,0 +1,132 @@
+// Times the decode kernels with KV from memory: every launch of a captured graph reads pages no recent
+// launch has read. Prints one table.
+//   time_decode KERNEL_FOLDER [FORMATS [SHAPES [BATCHES [CONTEXTS [GRID]]]]]   comma separated
+//   formats: 4bit_nc k8v4 k3v4_nc 3bit_nc fp8 bf16; shapes: 32/8/128 and the like
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <sstream>
+
+#include "gpu.h"
+#include "reference.h"
+
+__device__ unsigned hash(unsigned long long x) {
+    x ^= x >> 33, x *= 0xff51afd7ed558ccdull, x ^= x >> 33, x *= 0xc4ceb9fe1a85ec53ull, x ^= x >> 33;
+    return unsigned(x);
+}
+// Codes at random, floats of moderate size; fields near those of normal rows.
+__global__ void fill_pages(unsigned* words, size_t total, size_t code_words, size_t key_words, size_t unit_words, int key,
+                           int value, int fields) {
+    for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < total; i += size_t(gridDim.x) * blockDim.x) {
+        size_t at = i % unit_words;
+        unsigned r = hash(i), w = r;
+        if (at < code_words) {
+            int format = at < key_words ? key : value;
+            if (format == ref::FP8) w = (r & 0x87878787u) | 0x30303030u | ((r >> 3) & 0x08080808u);
+            if (format == ref::BF16) w = (r & 0x807f807fu) | 0x3f003f00u;
+            if (format == ref::F16) w = (r & 0x83ff83ffu) | 0x38003800u;
+        } else {
+            int field = (at - code_words) / 8;
+            unsigned base = fields == 3 && field == 0 ? 0x93009300u : field == fields - 2 ? 0x32663266u : 0xbe00be00u;
+            w = base ^ (r & 0x001f001fu);
+        }
+        words[i] = w;
+    }
+}
+
+static std::vector<std::string> split(const std::string& s, char by) {
+    std::vector<std::string> out;
+    std::stringstream in(s);
+    for (std::string x; std::getline(in, x, by);) out.push_back(x);
+    return out;
+}
+
+int main(int argc, char** argv) {
+    kernel_folder = argc > 1 ? argv[1] : ".";
+    auto arg = [&](int i, const char* otherwise) { return split(argc > i ? argv[i] : otherwise, ','); };
+    auto formats = arg(2, "4bit_nc,k8v4,k3v4_nc,3bit_nc,fp8,bf16"), shapes = arg(3, "32/8/128,24/4/256,16/2/256");
+    auto batches = arg(4, "1,8,32,64"), contexts = arg(5, "1024,8192,32768,131072");
+    int grid = argc > 6 ? std::atoi(argv[6]) : 0;
+    const size_t TOKENS = size_t(64) * 131072, PAGE = 16;
+    cudaDeviceProp prop;
+    CUDA(cudaGetDeviceProperties(&prop, 0));
+    std::printf("%s, %d multiprocessors; KV from memory, pages of %zu in random order, graph replay, median\n", prop.name,
+                prop.multiProcessorCount, PAGE);
+    std::printf("%-8s %-9s %4s %7s %9s %9s %7s\n", "format", "shape", "B", "ctx", "us", "GB/s", "of4610");
+
+    size_t pages = TOKENS / PAGE;
+    std::vector<int> order(pages);
+    std::iota(order.begin(), order.end(), 0);
+    if (!std::getenv("TQ_IN_ORDER")) std::shuffle(order.begin(), order.end(), std::mt19937(7));
+    Device<int> tables(order);
+    cudaStream_t stream;
+    CUDA(cudaStreamCreate(&stream));
+    for (auto& shape : shapes) {
+        auto parts = split(shape, '/');
+        int qo = std::stoi(parts[0]), kv = std::stoi(parts[1]), dim = std::stoi(parts[2]), gqa = qo / kv;
+        for (auto& name : formats) {
+            int key = name == "4bit_nc" ? ref::LLOYD4 : name == "k8v4" || name == "fp8" ? ref::FP8 : name == "bf16" ? ref::BF16 : ref::LLOYD3;
+            int value = name == "3bit_nc" ? ref::UNIFORM3 : name == "fp8" ? ref::FP8 : name == "bf16" ? ref::BF16 : ref::UNIFORM4;
+            std::vector<int> book;
+            if (ref::is_lloyd(key)) book = ref::odd_codebook(ref::centroids(dim, ref::bits_of(key)));
+            ref::Layout layout{dim, key, value, kv, int(PAGE), book};
+            size_t page_bytes = layout.page_bytes();
+            Device<uint8_t> pool(pages * page_bytes);
+            fill_pages<<<4096, 256>>>(reinterpret_cast<unsigned*>(pool.at), pages * page_bytes / 4, layout.unit_code_bytes() / 4,
+                                      layout.key_words() * 32, layout.unit_bytes() / 4, key, value, layout.num_fields());
+            CUDA(cudaDeviceSynchronize());
+            auto launch = decode_launch(dim, key, value, ref::BF16, gqa, false, grid);
+            std::mt19937 rng(3);
+            std::normal_distribution<float> normal;
+            std::vector<uint16_t> q(size_t(64) * qo * dim);
+            for (auto& x : q) x = ref::bf16_bits(normal(rng));
+            Device<uint16_t> d_q(q), d_out(q.size());
+            Device<float> lse(size_t(64) * qo), partials(launch.partial_floats());
+            Device<uint32_t> counters(std::vector<uint32_t>(launch.counters(), 0));
+            for (auto& batch_text : batches)
+                for (auto& context_text : contexts) {
+                    int batch = std::stoi(batch_text), context = std::stoi(context_text);
+                    size_t set_pages = size_t(batch) * context / PAGE, set_bytes = set_pages * page_bytes;
+                    size_t sets = std::min<size_t>(std::min<size_t>(256, pages / set_pages), 1 + 280000000 / set_bytes);
+                    Device<int> lens(std::vector<int>(batch, context));
+                    tq::DecodeParams p = {};
+                    p.out = d_out.at, p.lse = lse.at, p.q = d_q.at, p.pages = pool.at, p.seq_lens = lens.at;
+                    p.partials = partials.at, p.counters = counters.at, p.page_bytes = page_bytes;
+                    if (!book.empty()) std::memcpy(p.codebook, ref::codebook_bytes(book).data(), 8);
+                    p.num_seqs = batch, p.num_kv_heads = kv, p.gqa_group = gqa, p.q_len = 1, p.page_size = PAGE;
+                    p.max_pages = context / PAGE, p.sm_scale = 1 / std::sqrt(float(dim));
+                    cudaGraph_t graph;
+                    cudaGraphExec_t exec;
+                    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+                    for (size_t s = 0; s < sets; s++) {
+                        p.block_tables = tables.at + s * set_pages;
+                        launch(p, stream);
+                    }
+                    CUDA(cudaStreamEndCapture(stream, &graph));
+                    CUDA(cudaGraphInstantiate(&exec, graph, 0));
+                    cudaEvent_t a, b;
+                    CUDA(cudaEventCreate(&a));
+                    CUDA(cudaEventCreate(&b));
+                    std::vector<float> times;
+                    double spent = 0;
+                    for (int r = 0; r < 21 && (r < 4 || spent < 60); r++) {
+                        CUDA(cudaEventRecord(a, stream));
+                        CUDA(cudaGraphLaunch(exec, stream));
+                        CUDA(cudaEventRecord(b, stream));
+                        CUDA(cudaEventSynchronize(b));
+                        float ms;
+                        CUDA(cudaEventElapsedTime(&ms, a, b));
+                        if (r > 0) times.push_back(ms);
+                        spent += ms;
+                    }
+                    std::sort(times.begin(), times.end());
+                    double us = times[times.size() / 2] * 1e3 / sets, gbs = set_bytes / us * 1e-3;
+                    std::printf("%-8s %-9s %4d %7d %9.2f %9.0f %6.1f%%\n", name.c_str(), shape.c_str(), batch, context, us, gbs, gbs / 46.10);
+                    std::fflush(stdout);
+                    CUDA(cudaGraphExecDestroy(exec));
+                    CUDA(cudaGraphDestroy(graph));
+                }
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,46 @@
+// One struct per kernel, by value. `src/cuda/params.rs` mirrors them field by field.
+#pragma once
+#include "gpu.cuh"
+
+namespace tq {
+
+struct DecodeParams {
+    void* out;                // [num_seqs * q_len, num_qo_heads, head_dim] bf16 or fp16
+    float* lse;               // [num_seqs * q_len, num_qo_heads] natural log, sinks included; or null
+    const void* q;            // [num_seqs * q_len, num_qo_heads, head_dim], not rotated
+    const u8* pages;          // [num_pages, page_bytes]
+    const i32* block_tables;  // [num_seqs, max_pages]
+    const i32* seq_lens;      // [num_seqs] tokens in the cache, the q_len query tokens included
+    const float* sinks;       // [num_qo_heads] or null
+    float* partials;          // [2 * grid, part floats]
+    u32* counters;            // [4 * grid], zero before and after
+    i64 page_bytes;
+    u32 codebook[2];          // int8 [8], v with 2v + 1 = 255 * centroid / largest: 4-bit keys, the positive
+                              // centroids, ascending; 3-bit keys, all
+    i32 num_seqs;
+    i32 num_kv_heads;
+    i32 gqa_group;            // query heads of a KV head
+    i32 q_len;                // query tokens of a sequence, the last q_len of its seq_len
+    i32 page_size;            // tokens, a multiple of 16
+    i32 max_pages;
+    i32 window;               // tokens a query sees, itself included; 0: all
+    float sm_scale;
+    float softcap;            // 0: none
+};
+
+struct StoreParams {
+    const void* key;          // [num_tokens, num_kv_heads, head_dim] bf16 or fp16
+    const void* value;        // as key
+    const i64* slot_mapping;  // [num_tokens] page * page_size + offset, negative: skip
+    u8* pages;                // [num_pages, page_bytes]
+    i64 page_bytes;
+    i64 key_stride;           // elements from a token to the next
+    i64 value_stride;
+    u32 codebook[2];          // as in DecodeParams
+    i32 num_tokens;
+    i32 num_kv_heads;
+    i32 page_size;            // tokens, a multiple of 16
+    float midpoints[15];      // of the Lloyd-Max codebook, ascending; 3-bit keys use 7
+};
+
+}  // namespace tq
