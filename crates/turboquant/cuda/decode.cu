@@ -29,7 +29,7 @@ constexpr int SHARED_BUDGET = 228 * 1024;
 template <int STAGES, int TOGETHER = 1>
 using With = tq::DecodeConfig<Row, TQ_IO, TQ_BLOCKS, TQ_WARPS, STAGES, TQ_SOFTCAP, TQ_Q_RESIDENT, TOGETHER>;
 constexpr int CTA_BUDGET = SHARED_BUDGET / TQ_CTAS - 1024;
-constexpr bool fits(int stages) { return With<1>::SHARED_BYTES + (stages - 1) * (With<2>::SHARED_BYTES - With<1>::SHARED_BYTES) <= CTA_BUDGET; }
+TQ_ANYWHERE bool fits(int stages) { return With<1>::SHARED_BYTES + (stages - 1) * (With<2>::SHARED_BYTES - With<1>::SHARED_BYTES) <= CTA_BUDGET; }
 #ifndef TQ_STAGES
 #define TQ_STAGES (fits(8) ? 8 : fits(7) ? 7 : fits(6) ? 6 : fits(5) ? 5 : fits(4) ? 4 : fits(3) ? 3 : 2)
 #endif

@@ -144,7 +144,7 @@ struct Decode {
     TQ_DEVICE u32 run_of(u32 index) { return index / share; }
 
     // Where a list index stands. KV heads are outermost, so that the CTAs of all heads pass a page at
-    // about the same time, while its address is still in the translation caches.
+    // about the same time.
     TQ_DEVICE Place locate(u32 index) {
         Place place;
         place.list = index / per_list;

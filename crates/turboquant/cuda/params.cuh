@@ -15,7 +15,7 @@ struct DecodeParams {
     float* partials;          // [2 * grid, part floats]
     u32* counters;            // [4 * grid], zero before and after
     i64 page_bytes;
-    u32 codebook[2];          // int8 [8], v with 2v + 1 = 255 * centroid / largest: 4-bit keys, the positive
+    u32 codebook[2];          // int8 [8], v for the odd integer 2v + 1 of a centroid: 4-bit keys, the positive
                               // centroids, ascending; 3-bit keys, all
     i32 num_seqs;
     i32 num_kv_heads;
@@ -42,5 +42,15 @@ struct StoreParams {
     i32 page_size;            // tokens, a multiple of 16
     float midpoints[15];      // of the Lloyd-Max codebook, ascending; 3-bit keys use 7
 };
+
+// The same numbers are asserted in src/cuda/params.rs.
+static_assert(sizeof(DecodeParams) == 128 && sizeof(StoreParams) == 136, "host and device must agree");
+#ifndef __CUDACC_RTC__
+static_assert(__builtin_offsetof(DecodeParams, page_bytes) == 72 && __builtin_offsetof(DecodeParams, num_seqs) == 88 &&
+                  __builtin_offsetof(DecodeParams, softcap) == 120,
+              "host and device must agree");
+static_assert(__builtin_offsetof(StoreParams, codebook) == 56 && __builtin_offsetof(StoreParams, midpoints) == 76,
+              "host and device must agree");
+#endif
 
 }  // namespace tq

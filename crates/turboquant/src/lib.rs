@@ -58,6 +58,8 @@
 
 pub mod attention;
 pub mod codebook;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod error;
 pub mod exec;
 pub mod format;

@@ -202,17 +202,37 @@ static void against_vllm(const std::string& folder, int dim) {
                 if (ref::is_lloyd(preset.key)) fields += row.norm != half(value_at - 2);
                 fields += row.scale != half(scale_at), fields += row.low != half(scale_at + 2);
             }
-        auto attention = file.get<float>(std::string(preset.name) + ".attention");
+        // the decode of those rows against double precision; vLLM's own output beside it (its exact
+        // codebook and other ties matter where keys are 100 times larger than usual)
+        auto theirs = file.get<float>(std::string(preset.name) + ".attention");
         auto out = d_out.host();
-        double diff = 0, norm = 0;
-        for (size_t i = 0; i < out.size(); i++) {
-            double y = ref::bf16_value(out[i]), w = attention[i];
-            diff += (y - w) * (y - w), norm += w * w;
-        }
-        double error = std::sqrt(diff / norm);
-        bool ok = wrong == 0 && off_by_one * 500 <= codes && fields * 100 <= tokens * HEADS && error < 0.02;
-        std::printf("%s vLLM's slots %-20s D %3d: %ld codes, %ld off by one, %ld wrong; %ld fields differ; attention %.1e\n",
-                    ok ? "ok  " : "FAIL", preset.name, dim, codes, off_by_one, wrong, fields, error);
+        double diff = 0, norm = 0, diff_theirs = 0, norm_theirs = 0;
+        for (int seq = 0; seq < SEQS; seq++)
+            for (int h = 0; h < HEADS; h++) {
+                std::vector<std::vector<double>> keys, values;
+                for (int i = 0; i < lens[seq]; i++) {
+                    int page = table[seq * (table.size() / SEQS) + i / PAGE];
+                    auto row = layout.read(page_bytes.data() + page * layout.page_bytes(), i % PAGE, h);
+                    keys.push_back(ref::decode_key(row, preset.key, book));
+                    values.push_back(ref::decode_value(row, preset.value));
+                }
+                for (int g = 0; g < GROUP; g++) {
+                    size_t at = (size_t(seq) * HEADS * GROUP + h * GROUP + g) * dim;
+                    std::vector<double> row_q(dim);
+                    for (int d = 0; d < dim; d++) row_q[d] = ref::bf16_value(q[at + d]);
+                    if (ref::is_lloyd(preset.key)) ref::rotate(row_q);
+                    auto want_out = ref::attend(row_q, keys, values, 0, lens[seq], 1 / std::sqrt(double(dim)), 0, nullptr).out;
+                    for (int d = 0; d < dim; d++) {
+                        double y = ref::bf16_value(out[at + d]), w = want_out[d], v = theirs[at + d];
+                        diff += (y - w) * (y - w), norm += w * w;
+                        diff_theirs += (y - v) * (y - v), norm_theirs += v * v;
+                    }
+                }
+            }
+        double error = std::sqrt(diff / norm), error_theirs = std::sqrt(diff_theirs / norm_theirs);
+        bool ok = wrong == 0 && off_by_one * 500 <= codes && fields * 100 <= tokens * HEADS && error < 5e-3;
+        std::printf("%s vLLM's slots %-20s D %3d: %ld codes, %ld off by one, %ld wrong; %ld fields differ; attention %.1e (vLLM's %.1e)\n",
+                    ok ? "ok  " : "FAIL", preset.name, dim, codes, off_by_one, wrong, fields, error, error_theirs);
         failed += !ok;
     }
 }

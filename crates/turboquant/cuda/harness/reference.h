@@ -98,11 +98,13 @@ inline std::vector<float> midpoints(const std::vector<float>& c) {
     for (size_t i = 0; i + 1 < c.size(); i++) m.push_back((c[i] + c[i + 1]) / 2);
     return m;
 }
-// The codebook the kernels use: odd integers up to 255, in the centroids' proportions.
+// The codebook the kernels use: odd integers in the centroids' proportions. The largest is the one up to
+// 255 with which 16 levels fit well; 8 levels fit with 255.
 inline std::vector<int> odd_codebook(const std::vector<float>& c) {
     std::vector<int> odd;
+    double half_largest = c.size() == 16 ? 122.5 : 127.5;
     for (float x : c) {
-        int v = int(std::nearbyint(std::fabs(x) / c.back() * 127.5 - 0.5));
+        int v = int(std::nearbyint(std::fabs(x) / c.back() * half_largest - 0.5));
         v = v < 0 ? 0 : v > 127 ? 127 : v;
         odd.push_back(x < 0 ? -(2 * v + 1) : 2 * v + 1);
     }
