@@ -10,7 +10,7 @@ use super::mlp::Mlp;
 use super::names::{LayerTensor, Names};
 use super::norm::RmsNorm;
 use super::rope::Rope;
-use super::rows::for_each_row;
+use super::rows::{add, for_each_row, soft_cap};
 use super::spec::{DecoderSpec, LayerSpec};
 use super::{AttentionBackend, LayerAttention};
 use crate::batch::{Phase, StepBatch};
@@ -88,17 +88,17 @@ impl Decoder {
             if let Some(norm) = &layer.post_attention_norm {
                 y = norm.forward(&y)?;
             }
-            x = (x + y)?;
+            x = add(&x, &y)?;
             let mut y = layer.mlp.forward(&layer.mlp_norm.forward(&x)?, runs)?;
             if let Some(norm) = &layer.post_mlp_norm {
                 y = norm.forward(&y)?;
             }
-            x = (x + y)?;
+            x = add(&x, &y)?;
         }
         let x = take_rows(&x, &batch.logits_rows)?;
         let logits = self.head.forward(&self.norm.forward(&x)?, &[(0..x.dim(0)?, Phase::Decode)])?;
         Ok(match self.logits_soft_cap {
-            Some(cap) => ((logits / f64::from(cap))?.tanh()? * f64::from(cap))?,
+            Some(cap) => soft_cap(&logits, cap)?,
             None => logits,
         })
     }

@@ -56,12 +56,11 @@ impl Linear {
                 let out = &mut out[rows.start * self.rows..rows.end * self.rows];
                 let mut column = 0;
                 for matrix in &self.matrices {
-                    product(matrix, *phase, x, Output::new(out, self.rows, column))?;
+                    product(matrix, *phase, x, Output::new(out, self.rows, column));
                     column += matrix.rows;
                 }
             }
-            Ok::<_, candle_core::Error>(())
-        })??;
+        })?;
         if let Some(bias) = &self.bias {
             for row in out.chunks_exact_mut(self.rows) {
                 row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);

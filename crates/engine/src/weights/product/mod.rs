@@ -14,11 +14,11 @@ mod widen;
 
 use std::marker::PhantomData;
 
-use candle_core::Result;
-use candle_core::quantized::k_quants::{self, GgmlType};
+use candle_core::quantized::k_quants::GgmlType;
 
 use super::blocks::{Blocks, Matrix};
 use crate::batch::Phase;
+use crate::executor::ModelPool;
 
 /// Columns `column..` of a row-major output, written by many threads, each element by one.
 #[derive(Clone, Copy)]
@@ -61,19 +61,16 @@ impl<'a> Output<'a> {
 }
 
 /// The product of rows of one phase.
-pub(crate) fn product(matrix: &Matrix, phase: Phase, x: &[f32], out: Output<'_>) -> Result<()> {
+pub(crate) fn product(matrix: &Matrix, phase: Phase, x: &[f32], out: Output<'_>) {
     match phase {
-        Phase::Prefill => {
-            tile::prefill(matrix, x, out);
-            Ok(())
-        }
+        Phase::Prefill => tile::prefill(matrix, x, out),
         Phase::Decode => decode(matrix, x, out),
     }
 }
 
 /// K-quants meet activations that candle rounds to 8 bits per 256, as llama.cpp does; all other weights
 /// meet f32 activations.
-fn decode(matrix: &Matrix, x: &[f32], out: Output<'_>) -> Result<()> {
+fn decode(matrix: &Matrix, x: &[f32], out: Output<'_>) {
     match &matrix.blocks {
         Blocks::F32(weights) => widen::product(matrix.cols, weights, x, out),
         Blocks::F16(weights) => widen::product(matrix.cols, weights, x, out),
@@ -83,22 +80,37 @@ fn decode(matrix: &Matrix, x: &[f32], out: Output<'_>) -> Result<()> {
         Blocks::Q5_0(weights) => widen::product(matrix.cols, weights, x, out),
         Blocks::Q5_1(weights) => widen::product(matrix.cols, weights, x, out),
         Blocks::Q8_0(weights) => widen::product(matrix.cols, weights, x, out),
-        Blocks::Q2K(weights) => k_quant(matrix, weights, x, out)?,
-        Blocks::Q3K(weights) => k_quant(matrix, weights, x, out)?,
-        Blocks::Q4K(weights) => k_quant(matrix, weights, x, out)?,
-        Blocks::Q5K(weights) => k_quant(matrix, weights, x, out)?,
-        Blocks::Q6K(weights) => k_quant(matrix, weights, x, out)?,
+        Blocks::Q2K(weights) => k_quant(matrix, weights, x, out),
+        Blocks::Q3K(weights) => k_quant(matrix, weights, x, out),
+        Blocks::Q4K(weights) => k_quant(matrix, weights, x, out),
+        Blocks::Q5K(weights) => k_quant(matrix, weights, x, out),
+        Blocks::Q6K(weights) => k_quant(matrix, weights, x, out),
     }
-    Ok(())
 }
 
-fn k_quant<T: GgmlType>(matrix: &Matrix, weights: &[T], x: &[f32], out: Output<'_>) -> Result<()> {
-    let m = x.len() / matrix.cols;
-    let mut product = vec![0f32; m * matrix.rows];
-    k_quants::matmul((m, matrix.cols, matrix.rows), x, weights, &mut product)?;
-    for (row, values) in product.chunks_exact(matrix.rows).enumerate() {
-        // SAFETY: matmul has returned, this thread is the only one.
-        unsafe { out.write(row, 0, values) };
+fn k_quant<T: GgmlType>(matrix: &Matrix, weights: &[T], x: &[f32], out: Output<'_>) {
+    let Matrix { rows, cols, .. } = *matrix;
+    let blocks = cols / T::BLCK_SIZE;
+    let mut rounded = vec![T::VecDotType::zeros(); x.len() / T::BLCK_SIZE];
+    for (x, rounded) in x.chunks_exact(cols).zip(rounded.chunks_exact_mut(blocks)) {
+        T::VecDotType::from_float(x, rounded);
     }
-    Ok(())
+    let weights_of = |column: usize| &weights[column * blocks..][..blocks];
+    ModelPool.for_each_range(rows.div_ceil(4), |fours| {
+        for first in fours.map(|four| 4 * four) {
+            for (row, x) in rounded.chunks_exact(blocks).enumerate() {
+                if first + 4 <= rows {
+                    let [a, b, c, d] = [0, 1, 2, 3].map(|column| weights_of(first + column));
+                    let dots = T::vec_dot_4(cols, a, b, c, d, x);
+                    // SAFETY: these four columns belong to this item, which one worker takes.
+                    unsafe { out.write(row, first, &[dots.0, dots.1, dots.2, dots.3]) };
+                    continue;
+                }
+                for column in first..rows {
+                    // SAFETY: as above.
+                    unsafe { out.write(row, column, &[T::vec_dot(cols, weights_of(column), x)]) };
+                }
+            }
+        }
+    });
 }

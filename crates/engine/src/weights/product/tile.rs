@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use candle_core::utils::barrier_pool;
+use crate::executor::ModelPool;
 
 use super::Output;
 use crate::weights::blocks::Matrix;
@@ -27,7 +27,7 @@ pub(super) fn prefill(matrix: &Matrix, x: &[f32], out: Output<'_>) {
         last.extend_from_slice(rest);
         last.resize(TILE_ROWS * cols, 0.0);
     }
-    barrier_pool().execute_chunked(matrix.rows.div_ceil(TILE_COLS), |tiles| {
+    ModelPool.for_each_range(matrix.rows.div_ceil(TILE_COLS), |tiles| {
         SCRATCH.with_borrow_mut(|scratch| {
             scratch.resize(TILE_COLS * (cols + TILE_ROWS), 0.0);
             let (weights, product) = scratch.split_at_mut(TILE_COLS * cols);

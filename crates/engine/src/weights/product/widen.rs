@@ -3,8 +3,8 @@
 //! candle's products round the activations to the type of the weights, or to 8 bits per block. For
 //! these types that is less accurate, overflows f16, and is no faster.
 
+use crate::executor::ModelPool;
 use candle_core::quantized::k_quants::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, GgmlType};
-use candle_core::utils::barrier_pool;
 use half::{bf16, f16};
 
 use super::Output;
@@ -83,7 +83,7 @@ fn for_each_row<T: GgmlType>(
     dots: impl Fn(&[T], &mut dyn FnMut(usize, f32)) + Sync,
 ) {
     let row_blocks = cols / T::BLCK_SIZE;
-    barrier_pool().execute_chunked(weights.len() / row_blocks, |columns| {
+    ModelPool.for_each_range(weights.len() / row_blocks, |columns| {
         for column in columns {
             dots(&weights[column * row_blocks..][..row_blocks], &mut |row, dot| {
                 // SAFETY: this column belongs to this row of weights, which one worker multiplies.
