@@ -73,7 +73,8 @@ impl ModelFacts {
     /// notice.
     pub fn read(path: &Path) -> Result<Self, InspectError> {
         let folder = path.is_dir();
-        if !folder && starts_as_gguf(path) {
+        if !folder && (path.extension().is_some_and(|extension| extension == "gguf") || starts_as_gguf(path))
+        {
             return Ok(Self::read_gguf(path)?);
         }
         let config_path = if folder { path.join("config.json") } else { path.to_owned() };

@@ -80,7 +80,7 @@ impl Keys<'_> {
     fn integer(&self, key: &str, max: usize) -> Result<usize, LoadError> {
         match self.get(key) {
             Some(Value::Int(number)) if (1..=max as i128).contains(number) => Ok(*number as usize),
-            Some(other) => Err(self.error(key, format!("is {other:?}, expected an integer from 1 to {max}"))),
+            Some(other) => Err(self.error(key, format!("is {other}, expected an integer from 1 to {max}"))),
             None => Err(self.error(key, "is missing".to_owned())),
         }
     }

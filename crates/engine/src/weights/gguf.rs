@@ -5,6 +5,7 @@
 //! has a type that it does not know.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -18,6 +19,9 @@ use crate::error::LoadError;
 /// Arrays of more elements than this (vocabularies) are skipped: hyper-parameters have one per layer.
 const MAX_ARRAY: u64 = 4096;
 
+/// Bytes of a name. The format allows 64 for tensors and 65535 for keys; no key comes near that.
+const MAX_NAME: usize = 1024;
+
 /// A metadata value.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Value {
@@ -28,6 +32,21 @@ pub(crate) enum Value {
     Array(Vec<Value>),
     /// An array that was not kept.
     Skipped,
+}
+
+impl fmt::Display for Value {
+    /// For messages: text in quotes and without control characters, lists by their kind.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Int(number) => write!(f, "{number}"),
+            Value::Float(number) => write!(f, "{number}"),
+            Value::Bool(flag) => write!(f, "{flag}"),
+            Value::String(text) if text.len() > MAX_NAME => f.write_str("a long text"),
+            Value::String(text) => write!(f, "{text:?}"),
+            Value::Array(values) => write!(f, "a list of {}", values.len()),
+            Value::Skipped => f.write_str("a long list"),
+        }
+    }
 }
 
 /// A GGUF file, its weights still on disk.
@@ -49,7 +68,7 @@ impl Gguf {
         let metadata_count = reader.u64("metadata count")?;
         let mut metadata = HashMap::new();
         for _ in 0..metadata_count {
-            let key = reader.string("a metadata key")?;
+            let key = reader.name("a metadata key")?;
             let kind = reader.u32(&key)?;
             let value = reader.value(&key, kind, 0)?;
             if metadata.insert(key.clone(), value).is_some() {
@@ -67,7 +86,9 @@ impl Gguf {
         let alignment = match metadata.get("general.alignment") {
             None => 32,
             Some(Value::Int(alignment @ 1..=0x8000_0000)) if alignment.count_ones() == 1 => *alignment as u64,
-            Some(other) => return Err(reader.malformed(format!("general.alignment is {other:?}"))),
+            Some(other) => {
+                return Err(reader.malformed(format!("general.alignment is {other}, not a power of two")));
+            }
         };
         place(path, &mut tensors, (size - reader.left).next_multiple_of(alignment), size)?;
         let mut file = reader.file.into_inner();
@@ -134,10 +155,11 @@ impl Reader {
             Some([0, 0, 0, version]) => {
                 Err(self.malformed(format!("it is big-endian (version {version}), this reader is not")))
             }
-            version => {
-                Err(self
-                    .malformed(format!("its version field is {version:?}; supported are versions 2 and 3")))
-            }
+            Some(version) => Err(self.malformed(format!(
+                "its version is {}; supported are versions 2 and 3",
+                version.iter().rev().fold(0u32, |number, byte| number << 8 | u32::from(*byte))
+            ))),
+            None => Err(self.malformed("it ends inside of its version".into())),
         }
     }
 
@@ -175,6 +197,22 @@ impl Reader {
     fn string(&mut self, what: &str) -> Result<String, LoadError> {
         let length = self.u64(what)?;
         Ok(String::from_utf8_lossy(&self.bytes(length, what)?).into_owned())
+    }
+
+    /// A key or a tensor's name: one line of text, fit for a message.
+    fn name(&mut self, what: &str) -> Result<String, LoadError> {
+        let length = self.u64(what)?;
+        if length > MAX_NAME as u64 && length <= self.left {
+            return Err(self.malformed(format!("{what} has {length} bytes, more than {MAX_NAME}")));
+        }
+        match String::from_utf8(self.bytes(length, what)?) {
+            Ok(name) if !name.contains(char::is_control) => Ok(name),
+            Ok(name) => Err(self.malformed(format!("{what} holds control characters: {name:?}"))),
+            Err(error) => {
+                let name = String::from_utf8_lossy(error.as_bytes()).into_owned();
+                Err(self.malformed(format!("{what} is no UTF-8 text: {name:?}")))
+            }
+        }
     }
 
     fn skip(&mut self, count: u64, what: &str) -> Result<(), LoadError> {
@@ -245,7 +283,7 @@ impl Reader {
 
     /// Name, and an entry whose offset counts from the start of the data.
     fn tensor(&mut self) -> Result<(String, TensorEntry), LoadError> {
-        let name = self.string("a tensor name")?;
+        let name = self.name("a tensor name")?;
         let dims = self.u32(&name)?;
         if dims > 4 {
             return Err(self.malformed(format!("tensor {name} has {dims} dimensions")));

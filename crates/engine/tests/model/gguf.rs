@@ -216,7 +216,7 @@ fn kv_heads_may_be_listed_by_layer() {
     let key = "attention.head_count_kv";
     check("llama", "llama", vec![(key, Meta::U32s(&[2, 2, 2]))]);
     for (heads, reason) in [
-        (&[2, 2][..], "or 3 of them"),
+        (&[2, 2][..], "or a list of 3 of them"),
         (&[0, 2, 2], "is 0 in layer 0"),
         (&[2, 3, 2], "is 3 in layer 1, which does not divide its 4 query heads"),
         (&[2, 1, 2], "blk.1.attn_k.weight has shape [32, 64], the configuration says [16, 64]"),
@@ -230,8 +230,8 @@ fn kv_heads_may_be_listed_by_layer() {
 #[test]
 fn what_is_not_supported_is_named() {
     for (extra, reason) in [
-        (("/general.alignment", Meta::U32(0)), "general.alignment is Int(0)"),
-        (("/general.alignment", Meta::U32(48)), "general.alignment is Int(48)"),
+        (("/general.alignment", Meta::U32(0)), "general.alignment is 0"),
+        (("/general.alignment", Meta::U32(48)), "general.alignment is 48"),
         (("/split.count", Meta::U32(3)), "split.count is 3"),
         (("expert_count", Meta::U32(8)), "llama.expert_count is 8: mixtures of experts"),
         (("rope.scaling.type", Meta::Str("longrope")), "llama.rope.scaling.type is longrope"),
@@ -276,6 +276,25 @@ fn unknown_types_and_wrong_sizes_are_named() {
     bytes[dtype_at + 4..dtype_at + 12].copy_from_slice(&u64::MAX.to_le_bytes());
     let error = load(&bytes).unwrap_err().to_string();
     assert!(error.contains("tensor blk.0.attn_q.weight is cut off"), "{error}");
+}
+
+/// What comes out of a damaged file must not flood or garble a terminal.
+#[test]
+fn names_that_are_no_names_are_refused_in_one_short_line() {
+    let good = smallest(Vec::new());
+    let name = b"blk.0.attn_q.weight";
+    let at = good.windows(name.len()).position(|window| window == name).unwrap();
+    let refusal = |at: usize, patch: &[u8], tail: usize| {
+        let mut bytes = good.clone();
+        bytes.extend(vec![b'x'; tail]);
+        bytes[at..at + patch.len()].copy_from_slice(patch);
+        let error = load(&bytes).unwrap_err().to_string();
+        assert!(error.len() < 500 && !error.contains(char::is_control), "{error}");
+        error
+    };
+    assert!(refusal(at, b"\n", 0).contains("holds control characters"));
+    assert!(refusal(at, b"\xff", 0).contains("is no UTF-8 text"));
+    assert!(refusal(at - 8, &1025u64.to_le_bytes(), 4096).contains("has 1025 bytes"));
 }
 
 #[test]

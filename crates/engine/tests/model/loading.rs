@@ -209,6 +209,8 @@ fn what_is_wrong_is_named() {
         ),
         ("rope_scaling", json!({"rope_type": "linear"}), "rope_parameters.factor is missing"),
         ("rope_scaling", json!({"rope_type": "spiral"}), "unknown type spiral"),
+        ("rope_scaling", json!({"rope_type": 5}), "rope_type must be a string, but is 5"),
+        ("rope_parameters", json!({"full_attention": {}}), "differs by kind of layer"),
         ("rope_theta", json!(-1.0), "rope_theta is -1.0, expected a positive number"),
         ("num_hidden_layers", json!(2), "model.layers.1.input_layernorm.weight is missing"),
     ] {

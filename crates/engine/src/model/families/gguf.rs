@@ -67,8 +67,7 @@ impl GgufConfig {
             None => Ok(None),
             Some(Value::Int(n)) if (1..=MAX_SIZE as i128).contains(n) => Ok(Some(*n as usize)),
             Some(other) => {
-                Err(self
-                    .error(key, format!("is {other:?}, expected a positive whole number of at most 2^31")))
+                Err(self.error(key, format!("is {other}, expected a positive whole number of at most 2^31")))
             }
         }
     }
@@ -81,7 +80,7 @@ impl GgufConfig {
         match self.get(key) {
             None => Ok(None),
             Some(Value::Float(x)) if x.is_finite() && *x > 0.0 => Ok(Some(*x)),
-            Some(other) => Err(self.error(key, format!("is {other:?}, expected a positive number"))),
+            Some(other) => Err(self.error(key, format!("is {other}, expected a positive number"))),
         }
     }
 
@@ -128,9 +127,8 @@ impl GgufConfig {
             }
             Some(value) => whole(value).map(|value| vec![value; layers]),
         };
-        values.map(Some).ok_or_else(|| {
-            self.error(key, format!("is {:?}, expected a whole number or {layers} of them", self.get(key)))
-        })
+        let problem = || format!("must be a whole number or a list of {layers} of them");
+        values.map(Some).ok_or_else(|| self.error(key, problem()))
     }
 
     /// Ids that end a generation.

@@ -148,6 +148,15 @@ impl HfConfig {
         partial: bool,
     ) -> Result<Rope, LoadError> {
         let field = "rope_parameters";
+        // Wrong parameters would rotate by a default without a word.
+        match parameters {
+            Value::Null => {}
+            Value::Object(entries) if !entries.values().any(Value::is_object) => {}
+            Value::Object(_) => {
+                return Err(self.error(field, "differs by kind of layer, which this family does not know"));
+            }
+            other => return Err(self.error(field, format!("is {other}, expected an object"))),
+        }
         let opt = |name: &str| match parameters.get(name) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => value.as_f64().filter(|x| *x > 0.0).map(Some).ok_or_else(|| {
@@ -156,8 +165,11 @@ impl HfConfig {
         };
         let required =
             |name: &str| opt(name)?.ok_or_else(|| self.error(&format!("{field}.{name}"), "is missing"));
-        let kind = parameters.get("rope_type").or_else(|| parameters.get("type")).and_then(Value::as_str);
-        let kind = kind.unwrap_or("default");
+        let kind = match parameters.get("rope_type").or_else(|| parameters.get("type")) {
+            None | Some(Value::Null) => "default",
+            Some(Value::String(kind)) => kind,
+            Some(other) => return Err(self.error(field, format!("has the type {other}, expected a string"))),
+        };
         let max_len = || self.usize("max_position_embeddings").map(|len| len as f64);
         let original_max_len = || match self.opt_usize("original_max_position_embeddings")? {
             Some(len) => Ok(len as f64),
