@@ -50,7 +50,7 @@ pub enum StartError {
     Thread(#[from] io::Error),
 }
 
-/// Counters and gauges, as of the end of the last step.
+/// Counters as of the end of the last step, gauges as of the step that runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EngineStats {
     /// Sequences that run.
@@ -201,7 +201,7 @@ impl EngineHandle {
         self.shared.limits
     }
 
-    /// Counters and gauges, as of the end of the last step.
+    /// Counters as of the end of the last step, gauges as of the step that runs.
     pub fn stats(&self) -> EngineStats {
         self.shared.stats().clone()
     }
@@ -344,6 +344,8 @@ impl<M: StepModel> StepLoop<M> {
         if output.batch.num_rows() == 0 {
             return;
         }
+        // A step may take long: who asks meanwhile should see what runs.
+        self.publish();
         match self.runner.run(&output.batch) {
             Ok(mut logits) => {
                 self.scheduler.set_computed(&output);
