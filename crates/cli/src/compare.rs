@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use turboquant::format::CacheDtype;
 use turboquant_engine::{
@@ -174,6 +174,10 @@ fn measure(
             steps.push(start.elapsed());
         }
         for row in logits.rows() {
+            ensure!(
+                divergence::is_distribution(row),
+                "{dtype}: the model's logits are not all numbers, so there is nothing to compare"
+            );
             match (reference.as_ref(), divergence.as_mut()) {
                 (Some(reference), Some(divergence)) => divergence.add(reference, row),
                 _ => log_probs.push(row),

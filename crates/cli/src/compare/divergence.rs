@@ -2,6 +2,11 @@
 
 use serde::Serialize;
 
+/// Whether logits say anything: no NaN or +inf, which would pass as a divergence of 0, and not all -inf.
+pub(super) fn is_distribution(logits: &[f32]) -> bool {
+    logits.iter().all(|x| *x < f32::INFINITY) && logits.iter().any(|x| x.is_finite())
+}
+
 /// Log-probabilities, row by row.
 #[derive(Debug)]
 pub(super) struct LogProbs {
@@ -117,6 +122,15 @@ mod tests {
         let divergence = compare(&[&[3.0_f32.ln(), 0.0]], &[&[0.0, 3.0_f32.ln()]]);
         assert!((divergence.kl_mean - 3.0_f64.ln() / 2.0).abs() < 1e-6, "{divergence:?}");
         assert_eq!(divergence.top1_agreement, 0.0);
+    }
+
+    #[test]
+    fn logits_that_are_no_numbers_are_no_distribution() {
+        assert!(is_distribution(&[0.0, f32::NEG_INFINITY]));
+        for bad in [f32::NAN, f32::INFINITY] {
+            assert!(!is_distribution(&[0.0, bad]), "{bad}");
+        }
+        assert!(!is_distribution(&[f32::NEG_INFINITY; 2]));
     }
 
     #[test]

@@ -61,5 +61,7 @@ fn smollm2_presets_stay_close_to_auto() {
         let divergence = &row["divergence"];
         let got = |field: &str| divergence[field].as_f64().unwrap();
         assert!(got("kl_mean") < kl_mean && got("top1_agreement") > top1, "{row}");
+        // Nor much closer: a score that never read the packed rows would be 0.
+        assert!(got("kl_mean") > kl_mean / 4.0, "{row}");
     }
 }
