@@ -184,6 +184,8 @@ fn budget(args: &PlanArgs, facts: &ModelFacts) -> Result<Budget> {
     }
     let Some(memory) = args.memory else {
         let len = args.max_model_len.unwrap_or(facts.config.max_model_len);
+        // Sequences do not share pages.
+        let len = len.checked_next_multiple_of(args.page_size).unwrap_or(len);
         return Ok(Budget::Tokens(len.saturating_mul(args.max_num_seqs)));
     };
     let Some(weights) = facts.weight_bytes else {

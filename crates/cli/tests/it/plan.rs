@@ -117,3 +117,13 @@ fn what_is_wrong_is_said_in_one_sentence_with_exit_code_2() {
         assert!(error.contains(expected), "{arguments:?}: {error}");
     }
 }
+
+/// Sequences of 100 tokens take 7 pages of 16 each, however the tokens add up.
+#[test]
+fn without_a_limit_all_sequences_find_room() {
+    for page_size in ["16", "64", "256"] {
+        let arguments = ["--max-model-len", "100", "--max-num-seqs", "3", "--page-size", page_size];
+        let document = json(&testdata("tiny/llama/config.json"), &arguments);
+        assert_eq!(document["plan"]["capacity"]["sequences_at_max_model_len"], 3.0, "{page_size}");
+    }
+}
