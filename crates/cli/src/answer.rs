@@ -48,8 +48,14 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    pub(crate) fn new(events: RequestStream, tokens: Arc<TokenBytes>, stops: Vec<String>) -> Self {
-        Self { events: Some(events), text: TextStream::new(tokens, stops), completion_tokens: 0 }
+    /// The answer ends at any of `stops` that comes after `min_tokens` tokens.
+    pub(crate) fn new(
+        events: RequestStream,
+        tokens: Arc<TokenBytes>,
+        stops: Vec<String>,
+        min_tokens: usize,
+    ) -> Self {
+        Self { events: Some(events), text: TextStream::new(tokens, stops, min_tokens), completion_tokens: 0 }
     }
 
     /// Tokens generated so far, those of a stop string or stop token included.

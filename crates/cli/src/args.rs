@@ -65,8 +65,8 @@ pub(crate) struct ModelArgs {
     pub(crate) page_size: usize,
 
     /// Threads to compute with; by default one per core.
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
-    pub(crate) threads: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
 }
 
 /// The format of the cache.

@@ -19,6 +19,19 @@ pub(crate) fn wrong_use(message: impl Into<String>) -> anyhow::Error {
     WrongUse(message.into()).into()
 }
 
+/// The error and its causes, each said once: some errors have their cause in their own words.
+pub(crate) fn sentence(error: &anyhow::Error) -> String {
+    let mut sentence = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if sentence.is_empty() {
+            sentence = cause;
+        } else if !sentence.contains(&cause) {
+            sentence = format!("{sentence}: {cause}");
+        }
+    }
+    sentence
+}
+
 /// Exit code of a failed command: 2 for wrong use, 1 for failure. A reader that went away
 /// (`turboquant ... | head`) is no failure.
 pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
@@ -37,4 +50,18 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .chain()
         .filter_map(|cause| cause.downcast_ref::<io::Error>())
         .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let error = anyhow!("it is no text").context("cannot read x: it is no text").context("no model");
+        assert_eq!(sentence(&error), "no model: cannot read x: it is no text");
+        assert_eq!(sentence(&anyhow!("b").context("a")), "a: b");
+    }
 }

@@ -15,7 +15,7 @@ mod serve;
 mod setup;
 mod text;
 
-use std::process::ExitCode;
+use std::{io::IsTerminal, process::ExitCode};
 
 use clap::Parser;
 
@@ -26,6 +26,7 @@ fn main() -> ExitCode {
     cli.command.set_threads();
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .log_internal_errors(false)
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_default_env()
@@ -42,7 +43,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             if !error::is_broken_pipe(&error) {
-                console::say(format_args!("error: {error:#}"));
+                console::say(format_args!("error: {}", error::sentence(&error)));
             }
             ExitCode::from(error::exit_code(&error))
         }

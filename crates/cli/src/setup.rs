@@ -16,6 +16,7 @@ use crate::{
     console::say,
     error::wrong_use,
     models,
+    report::size,
     text::TextModel,
 };
 
@@ -70,9 +71,28 @@ impl Loaded {
     }
 
     /// Allocates the cache.
+    ///
+    /// The system hands out memory that it does not have and ends the process when it is used, so a
+    /// cache that cannot ever be filled is refused here.
     pub(crate) fn runner(&self, plan: &Plan) -> Result<Runner> {
+        let needed = plan.total_bytes();
+        if let Some(memory) = machine_memory().filter(|memory| needed > *memory) {
+            return Err(wrong_use(format!(
+                "the KV cache would take {}, but the machine has {} of memory; give the cache less, or plan \
+                 for fewer tokens",
+                size(needed),
+                size(memory)
+            )));
+        }
         Ok(Runner::new(Arc::clone(&self.model), plan)?)
     }
+}
+
+/// Bytes of main memory, where the system says.
+fn machine_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// Starts the engine; limits that do not work together are wrong use.

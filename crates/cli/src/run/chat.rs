@@ -65,7 +65,9 @@ pub(crate) fn run(args: &RunArgs, loaded: &Loaded) -> Result<()> {
                 continue;
             }
         };
-        params.max_tokens = Some(args.sampling.max_tokens.unwrap_or(max_model_len - prompt.len()));
+        // An answer that reaches the end of the context ends; the conversation does not.
+        let left = max_model_len - prompt.len();
+        params.max_tokens = Some(args.sampling.max_tokens.map_or(left, |asked| asked.min(left)));
         let answer = session.generator.generate(prompt, params.clone(), |text| {
             stdout.write_all(text.as_bytes())?;
             stdout.flush()

@@ -60,7 +60,7 @@ impl Generator {
         let start = Instant::now();
         let events =
             self.handle.submit(Request { prompt, params }).map_err(|error| wrong_use(error.to_string()))?;
-        let mut answer = Answer::new(events, Arc::clone(&self.tokens), self.stops.clone());
+        let mut answer = Answer::new(events, Arc::clone(&self.tokens), self.stops.clone(), 0);
         let mut text = String::new();
         let mut times: Option<(Instant, Instant)> = None;
         while let Some(piece) = answer.blocking_next() {

@@ -74,7 +74,8 @@ impl App {
                 params.seed = params.seed.map(|seed| seed.wrapping_add(index));
                 let request = Request { prompt: prompt.to_vec(), params };
                 let events = self.engine.submit(request).map_err(|error| self.refused(error))?;
-                Ok(Answer::new(events, Arc::clone(self.text.tokens()), options.stops.clone()))
+                let tokens = Arc::clone(self.text.tokens());
+                Ok(Answer::new(events, tokens, options.stops.clone(), options.params.min_tokens))
             })
             .collect()
     }

@@ -113,7 +113,9 @@ impl ChoiceWriter {
                 let other = TokenLogprob::new(&self.tokens, id, logprob);
                 (other.token, other.logprob)
             });
-            lists.top_logprobs.push(top.collect::<BTreeMap<_, _>>());
+            // The chosen token is always among them, whether or not it is one of the likeliest.
+            let chosen_too = [(chosen.token.clone(), chosen.logprob)];
+            lists.top_logprobs.push(top.chain(chosen_too).collect::<BTreeMap<_, _>>());
             lists.text_offset.push(self.offset);
             lists.token_logprobs.push(chosen.logprob);
             self.offset += chosen.token.chars().count();

@@ -24,7 +24,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 use turboquant_engine::{
-    engine::EngineConfig,
+    engine::{Engine, EngineConfig},
     plan::{Budget, PlanOptions},
 };
 
@@ -38,6 +38,9 @@ use crate::{
 
 /// How long answers in progress may take after the server was told to stop.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(30);
+
+/// How long clients may take after that to hear that their answers broke off.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Serves until it is told to stop.
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
@@ -73,19 +76,19 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     ));
     let app = Arc::new(App::new(engine.handle(), loaded.text, model, args.max_body_size));
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let result = runtime.block_on(serve(listener, app));
+    let result = runtime.block_on(serve(listener, app, engine));
     // Threads that still tokenise for clients that have gone are not waited for.
     runtime.shutdown_background();
-    engine.shutdown();
     result.context("the server failed")
 }
 
-async fn serve(listener: std::net::TcpListener, app: Arc<App>) -> io::Result<()> {
+async fn serve(listener: std::net::TcpListener, app: Arc<App>, engine: Engine) -> io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
     let address = listener.local_addr()?;
     let mut stop = Stop::new()?;
     let (stopping, stopped) = tokio::sync::oneshot::channel::<()>();
-    writeln!(io::stdout(), "Serving {} on http://{address} (Ctrl-C stops)", app.model)?;
+    // Whoever reads this line may go away; the clients do not.
+    let _ = writeln!(io::stdout(), "Serving {} on http://{address} (Ctrl-C stops)", app.model);
     // Tokens are small: they must not wait for more to fill a packet.
     let listener = listener.tap_io(|stream| {
         if let Err(error) = stream.set_nodelay(true) {
@@ -105,10 +108,16 @@ async fn serve(listener: std::net::TcpListener, app: Arc<App>) -> io::Result<()>
     say(format_args!("Stopping: no new connections; answers in progress may take {grace} s."));
     let _ = stopping.send(());
     tokio::select! {
-        result = &mut server => result,
-        () = stop.requested() => Ok(()),
-        () = tokio::time::sleep(SHUTDOWN_GRACE) => Ok(()),
+        result = &mut server => return result,
+        () = stop.requested() => {}
+        () = tokio::time::sleep(SHUTDOWN_GRACE) => {}
     }
+    // Answers that still run end with an error that says so, not as if they were complete.
+    let last_words = async {
+        let ended = tokio::task::spawn_blocking(|| engine.shutdown()).await;
+        ended.map_err(io::Error::other).and(server.await)
+    };
+    tokio::time::timeout(LAST_WORDS, last_words).await.unwrap_or(Ok(()))
 }
 
 /// SIGINT and SIGTERM.

@@ -11,7 +11,7 @@ use crate::text::detokenize::TokenBytes;
 
 /// One value or a list of them.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "it must be a text or a list of texts")]
 pub(crate) enum OneOrMany<T> {
     One(T),
     Many(Vec<T>),
@@ -33,7 +33,10 @@ pub(crate) struct StreamOptions {
 
 /// Text or token ids, one prompt or several.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "it must be a text, a list of texts, a list of token ids or a list of such lists"
+)]
 pub(crate) enum Prompt {
     Text(String),
     Texts(Vec<String>),
@@ -52,7 +55,7 @@ pub(crate) struct ChatMessage {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "the content of a message must be a text or a list of parts")]
 pub(crate) enum Content {
     Text(String),
     Parts(Vec<ContentPart>),

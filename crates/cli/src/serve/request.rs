@@ -53,7 +53,7 @@ pub(crate) struct ChatRequest {
     pub(crate) tools: Option<JinjaValue>,
 }
 
-const UNSUPPORTED: [(&str, &str); 9] = [
+const UNSUPPORTED: [(&str, &str); 20] = [
     ("best_of", "ask for `n` answers and choose among them"),
     ("suffix", "only text after the prompt is generated"),
     ("functions", "use `tools`"),
@@ -62,6 +62,17 @@ const UNSUPPORTED: [(&str, &str); 9] = [
     ("use_beam_search", "answers are sampled"),
     ("prompt_logprobs", "only generated tokens have log-probabilities"),
     ("guided_json", "answers are not constrained to a grammar"),
+    ("guided_regex", "answers are not constrained to a grammar"),
+    ("guided_choice", "answers are not constrained to a grammar"),
+    ("guided_grammar", "answers are not constrained to a grammar"),
+    ("allowed_token_ids", "use `logit_bias`"),
+    ("bad_words", "use `logit_bias`"),
+    ("include_stop_str_in_output", "answers end before a stop string"),
+    ("length_penalty", "there is no beam search"),
+    ("truncate_prompt_tokens", "prompts are taken whole or refused"),
+    ("continue_final_message", "every answer is a new message"),
+    ("chat_template", "the model's own is used"),
+    ("documents", "put them into a message"),
     ("structured_outputs", "answers are not constrained to a grammar"),
 ];
 

@@ -12,12 +12,15 @@ pub(crate) struct TextStream {
     tokens: Arc<TokenBytes>,
     utf8: Utf8Assembler,
     stops: StopStrings,
+    /// Tokens to come whose text is not searched for stop strings.
+    unsearched: usize,
 }
 
 impl TextStream {
-    /// A new sequence that ends at any of `stops`.
-    pub(crate) fn new(tokens: Arc<TokenBytes>, stops: Vec<String>) -> Self {
-        Self { tokens, utf8: Utf8Assembler::default(), stops: StopStrings::new(stops) }
+    /// A new sequence that ends at any of `stops`, which are looked for after `min_tokens` tokens.
+    pub(crate) fn new(tokens: Arc<TokenBytes>, stops: Vec<String>, min_tokens: usize) -> Self {
+        let (utf8, stops) = (Utf8Assembler::default(), StopStrings::new(stops));
+        Self { tokens, utf8, stops, unsearched: min_tokens }
     }
 
     /// Adds one token; appends the text that is certain by now to `out`; true at a stop string.
@@ -27,6 +30,11 @@ impl TextStream {
     }
 
     fn push_bytes(&mut self, bytes: &[u8], out: &mut String) -> bool {
+        if self.unsearched > 0 {
+            self.unsearched -= 1;
+            self.utf8.push(bytes, out);
+            return false;
+        }
         let mut piece = String::new();
         self.utf8.push(bytes, &mut piece);
         self.stops.push(&piece, out)
@@ -73,7 +81,7 @@ mod tests {
     /// Feeds `pieces` one by one and as one; returns the text of both ways and whether it stopped.
     fn drive(pieces: &[Vec<u8>], stops: &[String]) -> (String, bool) {
         let no_tokens = Arc::new(TokenBytes::empty());
-        let mut stream = TextStream::new(no_tokens, stops.to_vec());
+        let mut stream = TextStream::new(no_tokens, stops.to_vec(), 0);
         let mut text = String::new();
         for piece in pieces {
             if stream.push_bytes(piece, &mut text) {
@@ -115,6 +123,16 @@ mod tests {
             let pieces: Vec<Vec<u8>> = row.hex.iter().map(|hex| bytes_of(hex)).collect();
             assert_eq!(drive(&pieces, &row.stop).0, row.text, "{:?}", row.hex);
         }
+    }
+
+    #[test]
+    fn stop_strings_are_looked_for_after_min_tokens() {
+        let mut stream = TextStream::new(Arc::new(TokenBytes::empty()), vec!["b".to_owned()], 2);
+        let mut text = String::new();
+        assert!(!stream.push_bytes(b"ab", &mut text));
+        assert!(!stream.push_bytes(b"cb", &mut text));
+        assert!(stream.push_bytes(b"ab", &mut text));
+        assert_eq!(text, "abcba");
     }
 
     fn bytes_of(hex: &str) -> Vec<u8> {

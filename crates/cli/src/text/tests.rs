@@ -60,7 +60,7 @@ fn check_golden(model: &str, golden: &str) {
     let text = TextModel::load(&path).unwrap();
     for row in golden.rows {
         assert_eq!(text.encode(&row.text).unwrap(), row.ids, "{:?}", row.text);
-        let mut stream = TextStream::new(text.tokens().clone(), Vec::new());
+        let mut stream = TextStream::new(text.tokens().clone(), Vec::new(), 0);
         let mut pieces = String::new();
         for &id in &row.ids {
             assert!(!stream.push(id, &mut pieces));

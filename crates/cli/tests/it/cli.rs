@@ -1,7 +1,7 @@
 //! The command line: answers, tables, exit codes and error sentences.
 
 use std::{
-    io::Write,
+    io::{Read, Write},
     process::{Command, Output, Stdio},
 };
 
@@ -51,9 +51,9 @@ fn run_answers_and_then_says_what_it_cost() {
 #[test]
 fn a_chat_reads_lines_and_remembers() {
     let (_folder, model) = tiny_model("chat");
-    let chat = |input: &str| {
+    let chat_with = |max_tokens: &str, input: &str| {
         let mut child = turboquant()
-            .args(["run", "--max-tokens", "8", "--ignore-eos", "-m"])
+            .args(["run", "--max-tokens", max_tokens, "--ignore-eos", "-m"])
             .arg(&model)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -65,6 +65,7 @@ fn a_chat_reads_lines_and_remembers() {
         assert!(output.status.success());
         (output.stdout, String::from_utf8(output.stderr).unwrap())
     };
+    let chat = |input: &str| chat_with("8", input);
     let (one, _) = chat("first\n");
     let (two, table) = chat("first\n\nsecond\n/exit\nthird\n");
     assert!(two.starts_with(&one) && two.len() > one.len(), "{two:?} does not go on from {one:?}");
@@ -77,6 +78,10 @@ fn a_chat_reads_lines_and_remembers() {
     assert!(notes.contains("no longer fit"), "{notes}");
     let (_, notes) = chat(&format!("{}\nshort\n", "x".repeat(600)));
     assert!(notes.contains("more than"), "{notes}");
+
+    // More than the context has room for ends an answer, not the chat.
+    let (text, table) = chat_with("500", "first\nsecond\n");
+    assert!(text.len() > 500 && table.contains("decode"), "{table}");
 }
 
 #[test]
@@ -117,19 +122,22 @@ fn wrong_use_is_code_2_and_one_sentence() {
     let model = model.to_str().unwrap();
     let short = folder.path().join("short.txt");
     std::fs::write(&short, "Not much.").unwrap();
-    let rows: [(&[&str], &str); 12] = [
+    let rows: [(&[&str], &str); 15] = [
         (&["run", "-m", "no-such-model", "hi"], "smollm2"),
         (&["run", "-m", model, "--kv-cache-dtype", "int3", "hi"], "turboquant_4bit_nc"),
         (&["run", "-m", model, "--page-size", "17", "hi"], "16, 32"),
         (&["run", "-m", model, "--max-model-len", "100000", "hi"], "512"),
         (&["run", "-m", model, "--max-tokens", "600", "hi"], "512"),
         (&["run", "-m", model, "--temperature", "-1", "hi"], "temperature"),
+        (&["run", "-m", model, "--threads", "0", "hi"], "1..=1024"),
+        (&["run", "-m", model, "--threads", "100000", "hi"], "1..=1024"),
         (&["run", "-m", model, "--kv-cache-dtype-skip-layers", "9", "--", "hi"], "layer 9"),
         (&["run", "-m", model, "--raw"], "prompt"),
         (&["compare", "-m", model, "--context", "600"], "512"),
         (&["compare", "-m", model, "--context", "300", "--score-tokens", "300"], "--score-tokens"),
         (&["compare", "-m", model, "--context", "300", "--text", short.to_str().unwrap()], "--text"),
         (&["serve", "-m", model, "--kv-cache-memory", "much"], "4GiB"),
+        (&["serve", "-m", model, "--port", "0", "--kv-cache-memory", "900TiB"], "the machine has"),
     ];
     for (arguments, part) in rows {
         let (code, stdout, stderr) = output(turboquant().args(arguments));
@@ -209,4 +217,36 @@ fn a_reader_that_leaves_is_no_error() {
         .unwrap();
     drop(child.stderr.take());
     assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_server_stays_when_the_reader_of_its_address_leaves() {
+    let (_folder, model) = tiny_model("serve-pipe");
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut child = turboquant()
+        .args(["serve", "--port", &free.port().to_string(), "-m"])
+        .arg(&model)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let start = std::time::Instant::now();
+    let health = b"GET /health HTTP/1.0\r\n\r\n";
+    let answered = loop {
+        if let Ok(mut stream) = std::net::TcpStream::connect(free) {
+            let mut answer = String::new();
+            let sent = stream.write_all(health).and_then(|()| stream.read_to_string(&mut answer));
+            if sent.is_ok() && answer.contains("200 OK") {
+                break true;
+            }
+        }
+        if child.try_wait().unwrap().is_some() || start.elapsed().as_secs() > 60 {
+            break false;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    };
+    let _ = child.kill();
+    child.wait().unwrap();
+    assert!(answered);
 }

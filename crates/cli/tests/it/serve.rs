@@ -179,6 +179,10 @@ fn stop_strings_end_the_text_before_them() {
         };
         assert_eq!((text.as_str(), finish), (expected, json!("stop")), "stream: {stream}");
     }
+    let (_, answer) =
+        server.post(COMPLETIONS, &with(greedy("stop", 40), json!({"stop": stop, "min_tokens": 40})));
+    assert_eq!(answer["choices"][0]["text"], json!(whole), "no stop string counts before min_tokens");
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
     server.wait_until_idle(Duration::from_secs(2));
 }
 
@@ -197,6 +201,14 @@ fn log_probabilities() {
         let likeliest = likeliest.map(|p| p.as_f64().unwrap()).fold(f64::NEG_INFINITY, f64::max);
         assert_eq!(lists["token_logprobs"][i].as_f64().unwrap(), likeliest);
         assert!(likeliest < 0.0);
+    }
+
+    // The chosen token has its place even where no others are asked for.
+    let (_, answer) = server.post(COMPLETIONS, &with(greedy("p", 6), json!({"logprobs": 0})));
+    let lists = &answer["choices"][0]["logprobs"];
+    for i in 0..6 {
+        let chosen = lists["tokens"][i].as_str().unwrap();
+        assert_eq!(lists["top_logprobs"][i], json!({chosen: lists["token_logprobs"][i]}));
     }
 
     let chat = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "temperature": 0,
@@ -291,4 +303,22 @@ fn sigterm_lets_answers_finish_and_then_ends() {
     let reader = thread::spawn(move || http::finish(stream).events().len());
     assert!(server.terminate(Duration::from_secs(20)), "the server did not end by itself");
     assert!(reader.join().unwrap() > 1);
+}
+
+/// A second signal does not wait for answers; their clients must not take what they have for the whole.
+#[test]
+fn an_answer_that_breaks_off_says_so() {
+    let (_folder, model) = tiny_model("break-off");
+    let mut server = Server::start(&model, &["--max-num-seqs", "2"]);
+    let body = with(greedy("hi", 500), json!({"stream": true, "n": 40}));
+    let stream = http::open(&server.address, COMPLETIONS, body.to_string().as_bytes());
+    while server.health()["running"] == 0 {}
+    let reader = thread::spawn(move || http::finish(stream).events());
+    server.signal();
+    // Signals of one kind that come too close are one.
+    thread::sleep(Duration::from_millis(200));
+    assert!(server.terminate(Duration::from_secs(20)), "the server did not end by itself");
+    let events = reader.join().unwrap();
+    let error = events.last().unwrap()["error"]["message"].as_str().unwrap();
+    assert!(error.contains("stopped"), "{error}");
 }

@@ -144,10 +144,15 @@ impl Server {
         }
     }
 
-    /// Sends SIGTERM and returns whether the server ended well within `limit`.
-    pub(crate) fn terminate(&mut self, limit: Duration) -> bool {
+    /// Sends SIGTERM.
+    pub(crate) fn signal(&self) {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    }
+
+    /// Sends SIGTERM and returns whether the server ended well within `limit`.
+    pub(crate) fn terminate(&mut self, limit: Duration) -> bool {
+        self.signal();
         let start = Instant::now();
         while start.elapsed() < limit {
             if let Some(status) = self.child.try_wait().unwrap() {
