@@ -24,8 +24,8 @@ use turboquant_engine::{
     session::{Session, SessionError},
 };
 
-/// Full attention; windows only; both kinds.
-const MODELS: [&str; 3] = ["llama", "mistral", "ministral"];
+/// Full attention; windows only; both kinds; norms on heads; soft caps; both kinds and norms.
+const MODELS: [&str; 6] = ["llama", "mistral", "ministral", "qwen3", "gemma2", "gemma3_text"];
 
 /// As in `model/tiny.rs`.
 const MAX_ERROR: f32 = 3e-5;

@@ -114,3 +114,41 @@ fn k_quant<T: GgmlType>(matrix: &Matrix, weights: &[T], x: &[f32], out: Output<'
         }
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::quantized::k_quants::{self, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
+
+    use super::*;
+
+    fn is_candles<T: GgmlType>(blocks: impl Fn(Vec<T>) -> Blocks) {
+        let noise = |len, step: f32| -> Vec<f32> { (0..len).map(|i| (i as f32 * step).sin()).collect() };
+        // Rows of weights that fill fours, and rows that do not.
+        for rows in [8, 10, 11] {
+            let (cols, tokens) = (512, 3);
+            let mut weights = vec![T::zeros(); rows * cols / T::BLCK_SIZE];
+            T::from_float(&noise(rows * cols, 0.7), &mut weights);
+            let x = noise(tokens * cols, 1.3);
+            let mut expected = vec![0f32; tokens * rows];
+            k_quants::matmul((tokens, cols, rows), &x, &weights, &mut expected).unwrap();
+            let matrix = Matrix { rows, cols, blocks: blocks(weights) };
+            let mut got = vec![0f32; tokens * rows];
+            product(&matrix, Phase::Decode, &x, Output::new(&mut got, rows, 0));
+            assert_eq!(got, expected, "{:?}, {rows} rows", T::DTYPE);
+            for (x, expected) in x.chunks_exact(cols).zip(expected.chunks_exact(rows)) {
+                let mut alone = vec![0f32; rows];
+                product(&matrix, Phase::Decode, x, Output::new(&mut alone, rows, 0));
+                assert_eq!(alone, expected, "{:?}, one token", T::DTYPE);
+            }
+        }
+    }
+
+    #[test]
+    fn products_of_k_quants_are_candles_and_do_not_depend_on_other_rows() {
+        is_candles::<BlockQ2K>(Blocks::Q2K);
+        is_candles::<BlockQ3K>(Blocks::Q3K);
+        is_candles::<BlockQ4K>(Blocks::Q4K);
+        is_candles::<BlockQ5K>(Blocks::Q5K);
+        is_candles::<BlockQ6K>(Blocks::Q6K);
+    }
+}
