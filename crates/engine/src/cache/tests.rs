@@ -51,6 +51,27 @@ fn untouched_pages_are_zero() {
     assert!(layer.slab().iter().all(|&byte| byte == 0));
 }
 
+/// Bytes of this process that are in memory.
+#[cfg(target_os = "linux")]
+fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn pages_take_memory_when_they_are_touched() {
+    let config = ModelConfig::new("test", NativeDtype::F16, 1 << 20, vec![attention(None, 256)]);
+    let plan = Plan::build(&config, &options(CacheDtype::Auto, 1 << 20)).unwrap();
+    assert_eq!(plan.total_bytes(), 2 << 30);
+    let before = resident_bytes();
+    let cache = KvCache::new(&plan).unwrap();
+    // Other tests run meanwhile, but take nothing like this.
+    assert!(resident_bytes() < before + (1 << 29));
+    assert_eq!(cache.allocated_bytes(), 2 << 30);
+}
+
 #[test]
 fn memory_that_nobody_has_is_refused_in_words() {
     let config = ModelConfig::new("test", NativeDtype::F32, 1 << 40, vec![attention(None, 512)]);
