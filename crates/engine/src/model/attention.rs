@@ -7,7 +7,7 @@ use super::rope::RopeAngles;
 use super::rows::for_each_row;
 use super::{AttentionBackend, LayerAttention};
 use crate::error::EngineError;
-use crate::weights::linear::{Linear, Runs, with_values};
+use crate::weights::linear::{Linear, with_values};
 
 /// Attention of one layer.
 #[derive(Debug)]
@@ -30,13 +30,12 @@ impl AttentionBlock {
         &self,
         layer: usize,
         x: &Tensor,
-        runs: &Runs,
         angles: &[RopeAngles],
         backend: &mut dyn AttentionBackend,
     ) -> Result<Tensor, EngineError> {
         let params = &self.params;
         let (heads, kv_heads) = (params.num_qo_heads, params.num_kv_heads);
-        let qkv = self.qkv.forward(x, runs)?;
+        let qkv = self.qkv.forward(x)?;
         let rows = qkv.dim(0)?;
         let angles = &angles[self.rope];
         let k_start = heads * params.key_head_dim;
@@ -45,7 +44,7 @@ impl AttentionBlock {
         let k = take_heads(&qkv, k_start, kv_heads, params.key_head_dim, self.k_norm.as_ref(), Some(angles))?;
         let v = take_heads(&qkv, v_start, kv_heads, params.value_head_dim, None, None)?;
         let attended = backend.attend(layer, &q, &k, &v, params)?;
-        Ok(self.out.forward(&attended.reshape((rows, heads * params.value_head_dim))?, runs)?)
+        Ok(self.out.forward(&attended.reshape((rows, heads * params.value_head_dim))?)?)
     }
 }
 

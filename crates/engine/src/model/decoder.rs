@@ -13,11 +13,11 @@ use super::rope::Rope;
 use super::rows::{add, for_each_row, soft_cap};
 use super::spec::{DecoderSpec, LayerSpec};
 use super::{AttentionBackend, LayerAttention};
-use crate::batch::{Phase, StepBatch};
+use crate::batch::StepBatch;
 use crate::error::{EngineError, LoadError};
 use crate::weights::Loader;
 use crate::weights::blocks::{Matrix, Part};
-use crate::weights::linear::{Linear, Runs, with_values};
+use crate::weights::linear::{Linear, with_values};
 
 #[derive(Debug)]
 pub(crate) struct Decoder {
@@ -77,26 +77,25 @@ impl Decoder {
     pub(crate) fn forward(
         &self,
         batch: &StepBatch,
-        runs: &Runs,
         backend: &mut dyn AttentionBackend,
     ) -> Result<Tensor, EngineError> {
         let angles: Vec<_> = self.ropes.iter().map(|rope| rope.angles(&batch.positions)).collect();
         let mut x = self.embed(&batch.token_ids)?;
         for (index, layer) in self.layers.iter().enumerate() {
             let normed = layer.attention_norm.forward(&x)?;
-            let mut y = layer.attention.forward(index, &normed, runs, &angles, backend)?;
+            let mut y = layer.attention.forward(index, &normed, &angles, backend)?;
             if let Some(norm) = &layer.post_attention_norm {
                 y = norm.forward(&y)?;
             }
             x = add(&x, &y)?;
-            let mut y = layer.mlp.forward(&layer.mlp_norm.forward(&x)?, runs)?;
+            let mut y = layer.mlp.forward(&layer.mlp_norm.forward(&x)?)?;
             if let Some(norm) = &layer.post_mlp_norm {
                 y = norm.forward(&y)?;
             }
             x = add(&x, &y)?;
         }
         let x = take_rows(&x, &batch.logits_rows)?;
-        let logits = self.head.forward(&self.norm.forward(&x)?, &[(0..x.dim(0)?, Phase::Decode)])?;
+        let logits = self.head.forward(&self.norm.forward(&x)?)?;
         Ok(match self.logits_soft_cap {
             Some(cap) => soft_cap(&logits, cap)?,
             None => logits,

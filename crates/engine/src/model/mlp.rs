@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor};
 
 use super::rows::for_each_row;
-use crate::weights::linear::{Linear, Runs, with_values};
+use crate::weights::linear::{Linear, with_values};
 
 /// On the gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,8 +37,8 @@ pub(crate) struct Mlp {
 
 impl Mlp {
     /// `[rows, hidden] -> [rows, hidden]`
-    pub(crate) fn forward(&self, x: &Tensor, runs: &Runs) -> Result<Tensor> {
-        let gate_up = self.gate_up.forward(x, runs)?;
+    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let gate_up = self.gate_up.forward(x)?;
         let (rows, twice) = gate_up.dims2()?;
         let width = twice / 2;
         let mut out = vec![0f32; rows * width];
@@ -50,6 +50,6 @@ impl Mlp {
                 }
             });
         })?;
-        self.down.forward(&Tensor::from_vec(out, (rows, width), x.device())?, runs)
+        self.down.forward(&Tensor::from_vec(out, (rows, width), x.device())?)
     }
 }

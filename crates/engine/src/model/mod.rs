@@ -14,12 +14,11 @@ mod rows;
 mod spec;
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 use std::path::Path;
 
 use candle_core::{Device, Tensor};
 
-use crate::batch::{Phase, StepBatch};
+use crate::batch::StepBatch;
 use crate::config::ModelConfig;
 use crate::error::{EngineError, LoadError};
 use crate::weights::{Loader, WeightFiles, WeightSummary};
@@ -116,7 +115,7 @@ impl LoadedModel {
 
     /// Computes one step: logits `[logits_rows.len(), vocab_size]`, f32.
     ///
-    /// A row's logits depend on its own token, position and phase and on what `attention` returns for
+    /// A row's logits depend on its own token and position and on what `attention` returns for
     /// it, never on the other rows.
     ///
     /// # Errors
@@ -140,35 +139,11 @@ impl LoadedModel {
         if let Some(id) = batch.token_ids.iter().find(|id| **id as usize >= self.vocab_size) {
             return Err(EngineError::TokenId { id: *id, vocab_size: self.vocab_size });
         }
-        let runs = phase_runs(batch)?;
         if rows == 0 {
             return Ok(Tensor::zeros((0, self.vocab_size), candle_core::DType::F32, &Device::Cpu)?);
         }
-        self.decoder.forward(batch, &runs, attention)
+        self.decoder.forward(batch, attention)
     }
-}
-
-/// Rows of the same phase that follow each other.
-fn phase_runs(batch: &StepBatch) -> Result<Vec<(Range<usize>, Phase)>, EngineError> {
-    let mut runs: Vec<(Range<usize>, Phase)> = Vec::new();
-    let mut end = 0;
-    for segment in &batch.segments {
-        if segment.rows.start != end || segment.rows.end < end {
-            return Err(EngineError::Batch(format!(
-                "segment {:?} does not begin at row {end}",
-                segment.rows
-            )));
-        }
-        end = segment.rows.end;
-        match runs.last_mut() {
-            Some((rows, phase)) if *phase == segment.phase => rows.end = end,
-            _ => runs.push((segment.rows.clone(), segment.phase)),
-        }
-    }
-    if end != batch.token_ids.len() {
-        return Err(EngineError::Batch(format!("segments end at row {end} of {}", batch.token_ids.len())));
-    }
-    Ok(runs)
 }
 
 /// The ids that end a generation: the union of what `config.json` (its text part included) and

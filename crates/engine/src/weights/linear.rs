@@ -1,13 +1,11 @@
 //! Products of activations with weight matrices.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, Result, Storage, Tensor};
 
 use super::blocks::Matrix;
 use super::product::{Output, product};
-use crate::batch::Phase;
 
 /// Runs `f` on the values of a contiguous f32 tensor in main memory.
 pub(crate) fn with_values<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
@@ -20,9 +18,6 @@ pub(crate) fn with_values<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<
     };
     Ok(f(&values[start..end]))
 }
-
-/// Neighbouring rows of the same phase; together all rows of a step.
-pub(crate) type Runs = [(Range<usize>, Phase)];
 
 /// `y = x W^T + b`
 #[derive(Debug)]
@@ -44,21 +39,17 @@ impl Linear {
     }
 
     /// `[m, cols] -> [m, rows]`
-    pub(crate) fn forward(&self, x: &Tensor, runs: &Runs) -> Result<Tensor> {
+    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let (m, cols) = x.dims2()?;
         if cols != self.cols {
             candle_core::bail!("a product with a [{}, {}] matrix got rows of {cols}", self.rows, self.cols);
         }
         let mut out = vec![0f32; m * self.rows];
         with_values(x, |x| {
-            for (rows, phase) in runs {
-                let x = &x[rows.start * cols..rows.end * cols];
-                let out = &mut out[rows.start * self.rows..rows.end * self.rows];
-                let mut column = 0;
-                for matrix in &self.matrices {
-                    product(matrix, *phase, x, Output::new(out, self.rows, column));
-                    column += matrix.rows;
-                }
+            let mut column = 0;
+            for matrix in &self.matrices {
+                product(matrix, x, Output::new(&mut out, self.rows, column));
+                column += matrix.rows;
             }
         })?;
         if let Some(bias) = &self.bias {

@@ -1,23 +1,33 @@
-//! `out [m, rows] = x [m, cols] * weights^T`, in two ways.
+//! `out [m, rows] = x [m, cols] * weights^T`
 //!
-//! Generated tokens come a few at a time: their product reads the weights as they are stored, and is
-//! bound by memory ([`decode`]). Prompts come in hundreds of rows: a tile of weights is unpacked to f32
-//! once and used for all of them, bound by arithmetic ([`prefill`]). Which one a row takes is decided by
-//! its phase and not by how many rows there are, and within each a row's result depends on that row
-//! alone: so a token's logits do not depend on what else is in the batch.
-#![expect(unsafe_code, reason = "workers write disjoint columns of one output")]
+//! A row of the result depends on that row of `x` alone, not on how many rows there are: so a token's
+//! logits do not depend on what else is in the batch, nor a prompt's on how it is cut.
+//!
+//! Weights are read as they are stored, and unpacked in registers: to f32 where they are floats, to
+//! 16-bit integers where they are quantised, in which case the activations are rounded to 16 bits per
+//! block of 32. (candle's products round activations to the type of the weights or to 8 bits, and have
+//! no vector kernels for half of these types.)
+#![expect(unsafe_code, reason = "vector kernels, and workers that write disjoint columns of one output")]
 
 #[cfg(target_arch = "x86_64")]
-mod avx2;
-mod tile;
-mod widen;
+mod activations;
+#[cfg(target_arch = "x86_64")]
+mod codes;
+#[cfg(target_arch = "x86_64")]
+mod fixed;
+#[cfg(target_arch = "x86_64")]
+mod floats;
+#[cfg(target_arch = "x86_64")]
+mod k_codes;
+#[cfg(test)]
+mod tests;
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use candle_core::quantized::k_quants::GgmlType;
 
 use super::blocks::{Blocks, Matrix};
-use crate::batch::Phase;
 use crate::executor::ModelPool;
 
 /// Columns `column..` of a row-major output, written by many threads, each element by one.
@@ -42,113 +52,130 @@ impl<'a> Output<'a> {
         Output { start: out.as_mut_ptr(), rows: out.len() / stride, stride, column, _out: PhantomData }
     }
 
-    /// Where `(row, column)` is, for `width` elements of that row.
-    fn at(&self, row: usize, column: usize, width: usize) -> *mut f32 {
-        assert!(row < self.rows && self.column + column + width <= self.stride);
-        // SAFETY: in bounds, as just checked.
-        unsafe { self.start.add(row * self.stride + self.column + column) }
-    }
-
-    /// Copies `values` to `row`, from `column` on.
-    ///
     /// # Safety
-    /// No other thread reads or writes these elements at the same time.
-    unsafe fn write(&self, row: usize, column: usize, values: &[f32]) {
-        let target = self.at(row, column, values.len());
-        // SAFETY: `at` has checked the bounds; the caller is alone with these elements.
-        unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), target, values.len()) };
+    /// No other thread reads or writes this element at the same time.
+    unsafe fn write(&self, row: usize, column: usize, value: f32) {
+        assert!(row < self.rows && self.column + column < self.stride);
+        // SAFETY: in bounds, as just checked; the caller is alone with this element.
+        unsafe { *self.start.add(row * self.stride + self.column + column) = value };
     }
 }
 
-/// The product of rows of one phase.
-pub(crate) fn product(matrix: &Matrix, phase: Phase, x: &[f32], out: Output<'_>) {
-    match phase {
-        Phase::Prefill => tile::prefill(matrix, x, out),
-        Phase::Decode => decode(matrix, x, out),
+/// The product of `x [m, matrix.cols]` with a matrix.
+pub(crate) fn product(matrix: &Matrix, x: &[f32], out: Output<'_>) {
+    let cols = matrix.cols;
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+    {
+        // SAFETY: the features have just been detected.
+        unsafe {
+            match &matrix.blocks {
+                Blocks::F32(weights) => floats::product(cols, weights, x, out),
+                Blocks::F16(weights) => floats::product(cols, weights, x, out),
+                Blocks::Bf16(weights) => floats::product(cols, weights, x, out),
+                Blocks::Q4_0(weights) => fixed::product(cols, weights, x, out),
+                Blocks::Q4_1(weights) => fixed::product(cols, weights, x, out),
+                Blocks::Q5_0(weights) => fixed::product(cols, weights, x, out),
+                Blocks::Q5_1(weights) => fixed::product(cols, weights, x, out),
+                Blocks::Q8_0(weights) => fixed::product(cols, weights, x, out),
+                Blocks::Q4K(weights) => fixed::product(cols, weights, x, out),
+                Blocks::Q5K(weights) => fixed::product(cols, weights, x, out),
+                Blocks::Q6K(weights) => fixed::product(cols, weights, x, out),
+                Blocks::Q2K(weights) => by_candle(cols, weights, x, out),
+                Blocks::Q3K(weights) => by_candle(cols, weights, x, out),
+            }
+        }
+        return;
     }
-}
-
-/// K-quants meet activations that candle rounds to 8 bits per 256, as llama.cpp does; all other weights
-/// meet f32 activations.
-fn decode(matrix: &Matrix, x: &[f32], out: Output<'_>) {
     match &matrix.blocks {
-        Blocks::F32(weights) => widen::product(matrix.cols, weights, x, out),
-        Blocks::F16(weights) => widen::product(matrix.cols, weights, x, out),
-        Blocks::Bf16(weights) => widen::product(matrix.cols, weights, x, out),
-        Blocks::Q4_0(weights) => widen::product(matrix.cols, weights, x, out),
-        Blocks::Q4_1(weights) => widen::product(matrix.cols, weights, x, out),
-        Blocks::Q5_0(weights) => widen::product(matrix.cols, weights, x, out),
-        Blocks::Q5_1(weights) => widen::product(matrix.cols, weights, x, out),
-        Blocks::Q8_0(weights) => widen::product(matrix.cols, weights, x, out),
-        Blocks::Q2K(weights) => k_quant(matrix, weights, x, out),
-        Blocks::Q3K(weights) => k_quant(matrix, weights, x, out),
-        Blocks::Q4K(weights) => k_quant(matrix, weights, x, out),
-        Blocks::Q5K(weights) => k_quant(matrix, weights, x, out),
-        Blocks::Q6K(weights) => k_quant(matrix, weights, x, out),
+        Blocks::F32(weights) => product_scalar(cols, weights, x, out),
+        Blocks::F16(weights) => product_scalar(cols, weights, x, out),
+        Blocks::Bf16(weights) => product_scalar(cols, weights, x, out),
+        Blocks::Q4_0(weights) => by_candle(cols, weights, x, out),
+        Blocks::Q4_1(weights) => product_scalar(cols, weights, x, out),
+        Blocks::Q5_0(weights) => product_scalar(cols, weights, x, out),
+        Blocks::Q5_1(weights) => product_scalar(cols, weights, x, out),
+        Blocks::Q8_0(weights) => by_candle(cols, weights, x, out),
+        Blocks::Q2K(weights) => by_candle(cols, weights, x, out),
+        Blocks::Q3K(weights) => by_candle(cols, weights, x, out),
+        Blocks::Q4K(weights) => by_candle(cols, weights, x, out),
+        Blocks::Q5K(weights) => by_candle(cols, weights, x, out),
+        Blocks::Q6K(weights) => by_candle(cols, weights, x, out),
     }
 }
 
-fn k_quant<T: GgmlType>(matrix: &Matrix, weights: &[T], x: &[f32], out: Output<'_>) {
-    let Matrix { rows, cols, .. } = *matrix;
+/// With activations rounded to 8 bits per block.
+fn by_candle<T: GgmlType>(cols: usize, weights: &[T], x: &[f32], out: Output<'_>) {
     let blocks = cols / T::BLCK_SIZE;
     let mut rounded = vec![T::VecDotType::zeros(); x.len() / T::BLCK_SIZE];
     for (x, rounded) in x.chunks_exact(cols).zip(rounded.chunks_exact_mut(blocks)) {
         T::VecDotType::from_float(x, rounded);
     }
-    let weights_of = |column: usize| &weights[column * blocks..][..blocks];
-    ModelPool.for_each_range(rows.div_ceil(4), |fours| {
-        for first in fours.map(|four| 4 * four) {
+    ModelPool.for_each_range(weights.len() / blocks, |columns| {
+        for column in columns {
             for (row, x) in rounded.chunks_exact(blocks).enumerate() {
-                if first + 4 <= rows {
-                    let [a, b, c, d] = [0, 1, 2, 3].map(|column| weights_of(first + column));
-                    let dots = T::vec_dot_4(cols, a, b, c, d, x);
-                    // SAFETY: these four columns belong to this item, which one worker takes.
-                    unsafe { out.write(row, first, &[dots.0, dots.1, dots.2, dots.3]) };
-                    continue;
-                }
-                for column in first..rows {
-                    // SAFETY: as above.
-                    unsafe { out.write(row, column, &[T::vec_dot(cols, weights_of(column), x)]) };
-                }
+                let dot = T::vec_dot(cols, &weights[column * blocks..][..blocks], x);
+                // SAFETY: this column belongs to this row of weights, which one worker multiplies.
+                unsafe { out.write(row, column, dot) };
             }
         }
     });
 }
 
-#[cfg(test)]
-mod tests {
-    use candle_core::quantized::k_quants::{self, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
-
-    use super::*;
-
-    fn is_candles<T: GgmlType>(blocks: impl Fn(Vec<T>) -> Blocks) {
-        let noise = |len, step: f32| -> Vec<f32> { (0..len).map(|i| (i as f32 * step).sin()).collect() };
-        // Rows of weights that fill fours, and rows that do not.
-        for rows in [8, 10, 11] {
-            let (cols, tokens) = (512, 3);
-            let mut weights = vec![T::zeros(); rows * cols / T::BLCK_SIZE];
-            T::from_float(&noise(rows * cols, 0.7), &mut weights);
-            let x = noise(tokens * cols, 1.3);
-            let mut expected = vec![0f32; tokens * rows];
-            k_quants::matmul((tokens, cols, rows), &x, &weights, &mut expected).unwrap();
-            let matrix = Matrix { rows, cols, blocks: blocks(weights) };
-            let mut got = vec![0f32; tokens * rows];
-            product(&matrix, Phase::Decode, &x, Output::new(&mut got, rows, 0));
-            assert_eq!(got, expected, "{:?}, {rows} rows", T::DTYPE);
-            for (x, expected) in x.chunks_exact(cols).zip(expected.chunks_exact(rows)) {
-                let mut alone = vec![0f32; rows];
-                product(&matrix, Phase::Decode, x, Output::new(&mut alone, rows, 0));
-                assert_eq!(alone, expected, "{:?}, one token", T::DTYPE);
+/// Row by row through f32: the reference of the vector kernels.
+fn product_scalar<T: GgmlType>(cols: usize, weights: &[T], x: &[f32], out: Output<'_>) {
+    let row_blocks = cols / T::BLCK_SIZE;
+    ModelPool.for_each_range(weights.len() / row_blocks, |columns| {
+        let mut wide = vec![0f32; cols];
+        for column in columns {
+            T::to_float(&weights[column * row_blocks..][..row_blocks], &mut wide);
+            for (row, x) in x.chunks_exact(cols).enumerate() {
+                let mut sums = [0f32; 8];
+                for (wide, x) in wide.chunks(8).zip(x.chunks(8)) {
+                    for ((sum, w), x) in sums.iter_mut().zip(wide).zip(x) {
+                        *sum += w * x;
+                    }
+                }
+                // SAFETY: this column belongs to this row of weights, which one worker multiplies.
+                unsafe { out.write(row, column, sums.iter().sum()) };
             }
         }
-    }
+    });
+}
 
-    #[test]
-    fn products_of_k_quants_are_candles_and_do_not_depend_on_other_rows() {
-        is_candles::<BlockQ2K>(Blocks::Q2K);
-        is_candles::<BlockQ3K>(Blocks::Q3K);
-        is_candles::<BlockQ4K>(Blocks::Q4K);
-        is_candles::<BlockQ5K>(Blocks::Q5K);
-        is_candles::<BlockQ6K>(Blocks::Q6K);
-    }
+/// Rows of activations that a row of weights is unpacked for at once. What is computed for one of them
+/// must not depend on how many there are.
+#[cfg(target_arch = "x86_64")]
+const GROUP: usize = 4;
+
+/// Rows of activations of a tile, at most.
+#[cfg(target_arch = "x86_64")]
+const MAX_TILE: usize = 32;
+
+/// Calls `dots(row of weights, rows of x, results)` for all pairs of them, a tile of `x` at a time that
+/// stays in a core's first cache while the worker's weights pass by.
+#[cfg(target_arch = "x86_64")]
+fn for_each_tile(
+    weights_rows: usize,
+    x_rows: usize,
+    x_row_bytes: usize,
+    out: Output<'_>,
+    dots: impl Fn(usize, Range<usize>, &mut [f32]) + Sync,
+) {
+    const CACHE_BYTES: usize = 24 << 10;
+    let tile_rows = (CACHE_BYTES / x_row_bytes / GROUP * GROUP).clamp(2 * GROUP, MAX_TILE);
+    ModelPool.for_each_range(weights_rows, |columns| {
+        for start in (0..x_rows).step_by(tile_rows) {
+            let tile = start..x_rows.min(start + tile_rows);
+            for column in columns.clone() {
+                let mut results = [0f32; MAX_TILE];
+                let results = &mut results[..tile.len()];
+                dots(column, tile.clone(), results);
+                for (row, result) in tile.clone().zip(results) {
+                    // SAFETY: this column is this worker's alone.
+                    unsafe { out.write(row, column, *result) };
+                }
+            }
+        }
+    });
 }
