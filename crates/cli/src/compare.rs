@@ -23,6 +23,7 @@ use crate::{
     args::CompareArgs,
     console::say,
     error::wrong_use,
+    health,
     report::{Table, grouped, sequence_bytes},
     setup::{self, Loaded},
 };
@@ -184,6 +185,7 @@ fn measure(
             }
         }
     }
+    health::warnings(session.runner().cache_health()).into_iter().for_each(say);
     let divergence = divergence.map(divergence::Collector::finish);
     if reference.is_none() {
         *reference = Some(log_probs);

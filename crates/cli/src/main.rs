@@ -7,6 +7,7 @@ mod console;
 mod error;
 #[cfg(test)]
 mod golden_tests;
+mod health;
 mod models;
 mod plan;
 mod report;

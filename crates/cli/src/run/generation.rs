@@ -13,7 +13,7 @@ use turboquant_engine::{
     sampler::SamplingParams,
 };
 
-use crate::{answer::Answer, error::wrong_use, text::detokenize::TokenBytes};
+use crate::{answer::Answer, error::wrong_use, health, text::detokenize::TokenBytes};
 
 /// Sums over all answers so far.
 #[derive(Debug, Clone, Default)]
@@ -47,6 +47,11 @@ impl Generator {
 
     pub(crate) fn speed(&self) -> &Speed {
         &self.speed
+    }
+
+    /// What the cache could not store exactly so far, in sentences.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        health::warnings(&self.handle.stats().cache_health)
     }
 
     /// Hands the answer to `show` as it comes and returns the whole of it.

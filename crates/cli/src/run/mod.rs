@@ -153,5 +153,6 @@ impl Session {
             "decode        {} tokens/s ({decoded_tokens} tokens)",
             rate(*decoded_tokens, decode.as_secs_f64())
         ));
+        self.generator.warnings().into_iter().for_each(say);
     }
 }

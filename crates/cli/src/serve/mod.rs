@@ -24,7 +24,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 use turboquant_engine::{
-    engine::{Engine, EngineConfig},
+    engine::{Engine, EngineConfig, EngineHandle},
     plan::{Budget, PlanOptions},
 };
 
@@ -32,6 +32,7 @@ use self::app::App;
 use crate::{
     args::ServeArgs,
     console::say,
+    health,
     report::{cache_summary, size},
     setup,
 };
@@ -41,6 +42,9 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(30);
 
 /// How long clients may take after that to hear that their answers broke off.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// How often the cache's health is looked at.
+const HEALTH_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Serves until it is told to stop.
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
@@ -86,6 +90,7 @@ async fn serve(listener: std::net::TcpListener, app: Arc<App>, engine: Engine) -
     let listener = TcpListener::from_std(listener)?;
     let address = listener.local_addr()?;
     let mut stop = Stop::new()?;
+    tokio::spawn(watch_health(engine.handle()));
     let (stopping, stopped) = tokio::sync::oneshot::channel::<()>();
     // Whoever reads this line may go away; the clients do not.
     let _ = writeln!(io::stdout(), "Serving {} on http://{address} (Ctrl-C stops)", app.model);
@@ -118,6 +123,20 @@ async fn serve(listener: std::net::TcpListener, app: Arc<App>, engine: Engine) -
         ended.map_err(io::Error::other).and(server.await)
     };
     tokio::time::timeout(LAST_WORDS, last_words).await.unwrap_or(Ok(()))
+}
+
+/// Says what the cache could not store exactly, when that has changed.
+async fn watch_health(engine: EngineHandle) {
+    let mut said = Vec::new();
+    let mut interval = tokio::time::interval(HEALTH_INTERVAL);
+    loop {
+        interval.tick().await;
+        let warnings = health::warnings(&engine.stats().cache_health);
+        if warnings != said {
+            warnings.iter().for_each(say);
+            said = warnings;
+        }
+    }
 }
 
 /// SIGINT and SIGTERM.

@@ -98,8 +98,12 @@ impl LoadedModel {
         let source = if path.is_dir() { families::from_folder(path)? } else { families::from_gguf(path)? };
         let mut loader = Loader::new(&source.files);
         let decoder = Decoder::load(&mut loader, &source)?;
-        for name in loader.unused() {
-            tracing::warn!("{}: tensor {name} is not used", source.files.path.display());
+        let unused = loader.unused();
+        if let Some(first) = unused.first() {
+            let (path, count) = (source.files.path.display(), unused.len());
+            tracing::warn!(
+                "{path}: {count} tensors of the file are no part of the model as configured, such as {first}"
+            );
         }
         let weights = loader.summary;
         tracing::info!("{}: {} bytes of weights, {:?}", path.display(), weights.bytes, weights.by_dtype);
