@@ -6,7 +6,6 @@ use std::arch::x86_64::{
     _mm256_cvtepi32_ps, _mm256_fmadd_ps, _mm256_load_si256, _mm256_loadu_ps, _mm256_madd_epi16,
     _mm256_mul_ps, _mm256_setzero_ps, _mm256_storeu_ps,
 };
-use std::cell::RefCell;
 
 use candle_core::quantized::k_quants::GgmlType;
 
@@ -48,33 +47,28 @@ pub(super) trait Codes: GgmlType {
 /// # Safety
 /// The machine has AVX2, FMA and F16C.
 pub(super) unsafe fn product<T: Codes>(cols: usize, weights: &[T], x: &[f32], out: Output<'_>) {
-    thread_local! {
-        static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-    }
     let row_blocks = cols / T::BLCK_SIZE;
     let stride = pairs_stride(cols);
     // SAFETY: the caller's promise.
     let x = unsafe { Activations::new(cols, x) };
     let x_rows = x.codes.len() / x.blocks;
-    for_each_tile(weights.len() / row_blocks, x_rows, 2 * cols, out, |column, rows, results| {
-        SCRATCH.with_borrow_mut(|scratch| {
-            scratch.resize((1 + GROUP) * stride, 0.0);
-            let (pairs, scaled) = scratch.split_at_mut(stride);
-            let row = &weights[column * row_blocks..][..row_blocks];
-            prefetch(row);
-            pairs[cols / 32 * 2..].fill(0.0);
-            // SAFETY: the caller's promise.
-            unsafe {
-                T::pairs(row, pairs);
-                let (fours, rest) = results.as_chunks_mut::<GROUP>();
-                for (group, results) in fours.iter_mut().enumerate() {
-                    *results = dots(row, pairs, &x, rows.start + GROUP * group, scaled);
-                }
-                for (first, result) in (rows.end - rest.len()..).zip(rest) {
-                    [*result] = dots(row, pairs, &x, first, scaled);
-                }
+    for_each_tile(weights.len() / row_blocks, x_rows, 2 * cols, out, |column, rows, results, scratch| {
+        // What is beyond the last pair stays 0.
+        scratch.resize((1 + GROUP) * stride, 0.0);
+        let (pairs, scaled) = scratch.split_at_mut(stride);
+        let row = &weights[column * row_blocks..][..row_blocks];
+        prefetch(row);
+        // SAFETY: the caller's promise.
+        unsafe {
+            T::pairs(row, pairs);
+            let (fours, rest) = results.as_chunks_mut::<GROUP>();
+            for (group, results) in fours.iter_mut().enumerate() {
+                *results = dots(row, pairs, &x, rows.start + GROUP * group, scaled);
             }
-        });
+            for (first, result) in (rows.end - rest.len()..).zip(rest) {
+                [*result] = dots(row, pairs, &x, first, scaled);
+            }
+        }
     });
 }
 

@@ -21,7 +21,7 @@ pub(super) trait Float: GgmlType {
 /// # Safety
 /// The machine has AVX2, FMA and F16C.
 pub(super) unsafe fn product<T: Float>(cols: usize, weights: &[T], x: &[f32], out: Output<'_>) {
-    for_each_tile(weights.len() / cols, x.len() / cols, 4 * cols, out, |column, rows, results| {
+    for_each_tile(weights.len() / cols, x.len() / cols, 4 * cols, out, |column, rows, results, _| {
         let weights = &weights[column * cols..][..cols];
         let x = &x[rows.start * cols..rows.end * cols];
         let (fours, rest) = results.as_chunks_mut::<GROUP>();

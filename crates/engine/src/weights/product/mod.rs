@@ -152,25 +152,27 @@ const GROUP: usize = 4;
 #[cfg(target_arch = "x86_64")]
 const MAX_TILE: usize = 32;
 
-/// Calls `dots(row of weights, rows of x, results)` for all pairs of them, a tile of `x` at a time that
-/// stays in a core's first cache while the worker's weights pass by.
+/// Calls `dots(row of weights, rows of x, results, scratch)` for all pairs of them, a tile of `x` at a
+/// time that stays in a core's first cache while the worker's weights pass by. The scratch keeps its
+/// length between calls.
 #[cfg(target_arch = "x86_64")]
 fn for_each_tile(
     weights_rows: usize,
     x_rows: usize,
     x_row_bytes: usize,
     out: Output<'_>,
-    dots: impl Fn(usize, Range<usize>, &mut [f32]) + Sync,
+    dots: impl Fn(usize, Range<usize>, &mut [f32], &mut Vec<f32>) + Sync,
 ) {
     const CACHE_BYTES: usize = 24 << 10;
     let tile_rows = (CACHE_BYTES / x_row_bytes / GROUP * GROUP).clamp(2 * GROUP, MAX_TILE);
     ModelPool.for_each_range(weights_rows, |columns| {
+        let mut scratch = Vec::new();
         for start in (0..x_rows).step_by(tile_rows) {
             let tile = start..x_rows.min(start + tile_rows);
             for column in columns.clone() {
                 let mut results = [0f32; MAX_TILE];
                 let results = &mut results[..tile.len()];
-                dots(column, tile.clone(), results);
+                dots(column, tile.clone(), results, &mut scratch);
                 for (row, result) in tile.clone().zip(results) {
                     // SAFETY: this column is this worker's alone.
                     unsafe { out.write(row, column, *result) };
