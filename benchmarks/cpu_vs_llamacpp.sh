@@ -7,13 +7,12 @@ shift 3
 here=$(cd "$(dirname "$0")/.." && pwd)
 ours=$here/target/release/turboquant
 threads=${THREADS:-2} new=${NEW_TOKENS:-48}
-export OMP_WAIT_POLICY=passive
 
 for prompt in "$@"; do
   for ((i = 1; i <= repeats; i++)); do
     for kv in ${PEER_KV-f16 q8_0 q4_0}; do
       "$llama" -m "$model" -f "$prompt" -c 8192 -n "$new" -t "$threads" -fa on -ctk "$kv" -ctv "$kv" \
-        --temp 0 --ignore-eos -no-cnv --no-warmup 2>&1 >/dev/null |
+        --temp 0 --ignore-eos -no-cnv 2>&1 >/dev/null |
         sed -nE 's/.*prompt eval time.*\/ +([0-9]+) tokens.* ([0-9.]+) tokens per second.*/\1 prefill \2/p; s/.*[^t] eval time.* ([0-9.]+) tokens per second.*/decode \1/p' |
         tr '\n' ' ' | sed "s|^|$(basename "$prompt") run $i llama.cpp $kv: |"
       echo
