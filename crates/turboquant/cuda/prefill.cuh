@@ -84,14 +84,15 @@ TQ_ANYWHERE int tile_place(int rows, int row, int chunk) {  // byte offset; a ch
 TQ_ANYWHERE int key_tile_bytes(int d, int tokens) { return (d + 63) / 64 * tokens * 128; }
 TQ_ANYWHERE int packed_value_tile_bytes(int d, int tokens) { return (tokens + 63) / 64 * d * 128; }
 
+// Not ordered against ordinary loads, so that those may be started earlier: a barrier must stand between.
 TQ_DEVICE void store_shared(u32 at, u32 a, u32 b, u32 c, u32 d) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d));
 }
 TQ_DEVICE void store_shared(u32 at, u32 a, u32 b) {
-    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(a), "r"(b) : "memory");
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(a), "r"(b));
 }
-TQ_DEVICE void store_shared(u32 at, u32 a) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(a) : "memory"); }
-TQ_DEVICE void store_shared(u32 at, u16 a) { asm volatile("st.shared.b16 [%0], %1;" ::"r"(at), "h"(a) : "memory"); }
+TQ_DEVICE void store_shared(u32 at, u32 a) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(a)); }
+TQ_DEVICE void store_shared(u32 at, u16 a) { asm volatile("st.shared.b16 [%0], %1;" ::"r"(at), "h"(a)); }
 
 // ---- queries ----
 
@@ -140,20 +141,34 @@ TQ_DEVICE float stage_query(const PrefillParams& p, const QueryTile& x, i32 row,
 
 // ---- raw keys and values ----
 
+TQ_DEVICE void copy16_shared(u32 dst, const void* src) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
+}
 // 16 bytes, or 16 zero bytes.
 TQ_DEVICE void copy16_or_zero(u32 dst, const void* src, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(there ? 16 : 0) : "memory");
 }
 
 // Rows first .. first + TOKENS - 1 of a [tokens, stride] array into a tile; rows from `count` on are zero.
+// A thread keeps to one chunk and takes every STEP-th row, so that its addresses advance by constants.
 template <int D, int TOKENS, int THREADS>
 TQ_DEVICE void copy_rows(u32 tile, const u16* rows, i64 stride, i32 first, i32 count, int thread) {
     constexpr int CHUNKS = D / 8;
-#pragma unroll 4
-    for (int at = thread; at < TOKENS * CHUNKS; at += THREADS) {
-        int row = at / CHUNKS, chunk = at % CHUNKS;
-        bool there = first + row < count;
-        copy16_or_zero(tile + tile_place(TOKENS, row, chunk), rows + (there ? first + row : 0) * stride + chunk * 8, there);
+    constexpr int STEP = THREADS >= 8 * CHUNKS ? 8 : THREADS >= 4 * CHUNKS ? 4 : THREADS >= 2 * CHUNKS ? 2 : 1;
+    static_assert(THREADS >= CHUNKS && TOKENS % STEP == 0, "a row's chunks need a thread each");
+    int chunk = thread % CHUNKS, row = thread / CHUNKS;
+    if (row >= STEP) return;
+    u32 dst = tile + tile_place(TOKENS, row, chunk);
+    const u16* src = rows + i64(first + row) * stride + chunk * 8;
+    if (first + TOKENS <= count) {
+#pragma unroll
+        for (int i = 0; i < TOKENS; i += STEP, src += STEP * stride) copy16_shared((dst ^ (i % 8 * 16)) + i * 128, src);
+    } else {
+#pragma unroll 1
+        for (int i = 0; i < TOKENS; i += STEP, src += STEP * stride) {
+            bool there = first + row + i < count;
+            copy16_or_zero((dst ^ (i % 8 * 16)) + i * 128, there ? src : rows, there);
+        }
     }
 }
 
@@ -165,12 +180,6 @@ TQ_DEVICE u32 add_f16x2(u32 a, u32 b) {
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
-TQ_DEVICE u32 min_f16x2(u32 a, u32 b) {  // NaN stays NaN
-    u32 d;
-    asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
-
 // A key's codes are halves: int8 v stands for v + 1/2. Its factor m is split, so that each element is
 // v m + m / 2 rounded once, and no error is common to a whole key.
 struct KeyFactor {
@@ -182,8 +191,10 @@ TQ_DEVICE KeyFactor key_factor(float m) {
 }
 TQ_DEVICE void scale_codes(u32 codes, const KeyFactor& m, u32& first, u32& second) {
     codes ^= 0x80808080u;
+    u32 upper = 0x64646464u;
+    asm("" : "+r"(upper));  // in a register, so that the selector is the instruction's constant
     auto two = [&](u32 selector) {
-        u32 v = add_f16x2(byte_permute(codes, 0x64646464u, selector), 0xe480e480u);  // 1024 + 128 + v, less 1152
+        u32 v = add_f16x2(byte_permute(codes, upper, selector), 0xe480e480u);  // 1024 + 128 + v, less 1152
         return fma_f16x2(v, m.high, fma_f16x2(v, m.low, m.half));
     };
     first = two(0x4140u), second = two(0x4342u);
@@ -229,6 +240,21 @@ TQ_DEVICE u32 code_f16x2(u32 masked) {
     return fma_f16x2(masked | 0x64006400u, ONE_OVER * 0x10001u, OFFSET * 0x10001u);
 }
 
+// The scales of two tokens, made smaller where the largest code would not be a finite fp16.
+template <int VALUE>
+TQ_DEVICE u32 bounded_scale(u32 scale, u32 low) {
+    constexpr u32 TOP = VALUE == UNIFORM4 ? 0x4b80u : 0x4700u;  // 15, 7
+    u32 top = fma_f16x2(scale, TOP * 0x10001u, low);
+    auto infinite = [](u32 h) { return (h & 0x7fffu) == 0x7c00u; };
+    auto bound = [](u32 scale, u32 low) {
+        float most = (65504.0f - f16_to_f32(u16(low))) * (VALUE == UNIFORM4 ? 1.0f / 15.0f : 1.0f / 7.0f) * (1.0f - 1.0f / 1024.0f);
+        return u32(f32_to_f16(fminf(f16_to_f32(u16(scale)), most)));
+    };
+    if (infinite(top)) scale = (scale & 0xffff0000u) | bound(scale, low);
+    if (infinite(top >> 16)) scale = (scale & 0xffffu) | bound(scale >> 16, low >> 16) << 16;
+    return scale;
+}
+
 // Values of a unit into columns first .. first + 15 of a packed value tile. Tokens from `valid` on are zero.
 template <class R>
 TQ_DEVICE void unpack_values(u32 tile, const u8* unit, int first, int valid, int lane) {
@@ -244,7 +270,10 @@ TQ_DEVICE void unpack_values(u32 tile, const u8* unit, int first, int valid, int
         scale = *reinterpret_cast<const Words2*>(fields + R::SCALE_FIELD * 32);
         low = *reinterpret_cast<const Words2*>(fields + R::SCALE_FIELD * 32 + 32);
 #pragma unroll
-        for (int k = 0; k < 2; k++) scale.w[k] &= keep[k], low.w[k] &= keep[k];
+        for (int k = 0; k < 2; k++) {
+            scale.w[k] &= keep[k], low.w[k] &= keep[k];
+            scale.w[k] = bounded_scale<R::VALUE>(scale.w[k], low.w[k]);
+        }
     }
     u32 at[2];
 #pragma unroll
@@ -262,7 +291,7 @@ TQ_DEVICE void unpack_values(u32 tile, const u8* unit, int first, int valid, int
                            : weight == 16 ? code_f16x2<16>(w)
                            : weight == 32 ? code_f16x2<32>(w)
                                           : code_f16x2<64>(w);
-                w = min_f16x2(fma_f16x2(code, scale.w[LATE], low.w[LATE]), 0x7bff7bffu);
+                w = fma_f16x2(code, scale.w[LATE], low.w[LATE]);
             } else {
                 w &= keep[LATE];
             }

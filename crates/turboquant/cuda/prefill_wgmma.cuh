@@ -76,8 +76,8 @@ struct Prefill {
         if (threadIdx.x == 0) {
             for (int stage = 0; stage < C::STAGES; stage++) {
                 for (int values = 0; values < 2; values++) {
-                    barrier_init(full(values, stage), 128);
-                    barrier_init(empty(values, stage), 4 * C::CONSUMERS);
+                    barrier_init(full(values, stage), 4);  // producer warps
+                    barrier_init(empty(values, stage), 4 * C::CONSUMERS);  // consumer warps
                 }
             }
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -98,23 +98,30 @@ struct Prefill {
         barrier_wait(empty(values, tile % C::STAGES), (tile / C::STAGES & 1) ^ 1);
     }
 
+    // Says that what this warp wrote may be multiplied; TIMES: for how many of the producer warps.
+    template <int TIMES>
+    TQ_DEVICE void announce(bool values, int stage) {
+        fence_async();
+        warp_sync();
+        if (lane == 0) barrier_arrive<TIMES>(full(values, stage));
+    }
+
     TQ_DEVICE void produce() {
         int tile = 0;
         if (packed_tiles > 0) produce_packed(tile);
-        const u16* keys = static_cast<const u16*>(p.key) + x.first_token * p.key_stride + i64(x.head) * D;
-        const u16* values = static_cast<const u16*>(p.value) + x.first_token * p.value_stride + i64(x.head) * D;
+        // two warps copy keys, two copy values
+        bool values = warp >= 2;
+        i64 stride = values ? p.value_stride : p.key_stride;
+        const u16* rows = static_cast<const u16*>(values ? p.value : p.key) + x.first_token * stride + i64(x.head) * D;
         i32 count = x.end - x.prefix_len;
 #pragma unroll 1
         for (int j = 0; j < raw_tiles; j++, tile++) {
             int stage = tile % C::STAGES;
-            wait_empty(false, tile);
-            copy_rows<D, TOKENS, 128>(keys_at(stage), keys, p.key_stride, raw_first + j * TOKENS, count, threadIdx.x);
-            barrier_arrive_copied(full(false, stage));
-            wait_empty(true, tile);
-            copy_rows<D, TOKENS, 128>(values_at(stage), values, p.value_stride, raw_first + j * TOKENS, count, threadIdx.x);
-            barrier_arrive_copied(full(true, stage));
+            wait_empty(values, tile);
+            copy_rows<D, TOKENS, 64>(values ? values_at(stage) : keys_at(stage), rows, stride, raw_first + j * TOKENS, count, threadIdx.x % 64);
+            asm volatile("cp.async.wait_all;" ::: "memory");
+            announce<2>(values, stage);
         }
-        asm volatile("cp.async.wait_all;" ::: "memory");
     }
 
     // Unit 4 i + warp of the prefix's part is this warp's i-th.
@@ -156,17 +163,14 @@ struct Prefill {
                 taken++;
                 unpack_keys<R, TOKENS>(keys_at(stage), unit[k], (4 * k + warp) * UNIT, p.codebook, lane);
             }
-            fence_async();
-            barrier_arrive(full(false, stage));
+            announce<1>(false, stage);
             wait_empty(true, tile);
 #pragma unroll
             for (int k = 0; k < C::UNITS_A_WARP; k++) {
                 int first = (4 * k + warp) * UNIT;
                 unpack_values<R>(values_at(stage), unit[k], first, x.prefix_len - (packed_first + j * TOKENS + first), lane);
             }
-            fence_async();
-            barrier_arrive(full(true, stage));
-            warp_sync();
+            announce<1>(true, stage);
             got += taken;
             for (int k = 0; k < taken; k++) ask();
         }
@@ -186,7 +190,6 @@ struct Prefill {
         constexpr bool IS_BF16 = PACKED ? packed_is_bf16<R>() : C::IO == BF16;
         int stage = tile % C::STAGES;
         barrier_wait(full(false, stage), tile / C::STAGES & 1);
-        if constexpr (!PACKED) fence_async();
         u64 keys = operand_along_rows(keys_at(stage));
         pin(s);
         wgmma_fence();
@@ -201,7 +204,6 @@ struct Prefill {
         constexpr bool IS_BF16 = PACKED ? packed_is_bf16<R>() : C::IO == BF16;
         int stage = tile % C::STAGES;
         barrier_wait(full(true, stage), tile / C::STAGES & 1);
-        if constexpr (!PACKED) fence_async();
         u64 values = PACKED ? operand_along_rows(values_at(stage)) : operand_across_rows(values_at(stage), TOKENS * 128);
 #pragma unroll
         for (int i = 0; i < C::PARTS; i++) pin(o[i]);

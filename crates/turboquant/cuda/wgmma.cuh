@@ -12,7 +12,9 @@ TQ_DEVICE u64 operand_along_rows(u32 address) { return u64(address >> 4) | u64(1
 TQ_DEVICE u64 operand_across_rows(u32 address, u32 block) {
     return u64(address >> 4) | u64(block >> 4) << 16 | u64(64) << 32 | u64(1) << 62;
 }
-TQ_DEVICE u64 moved(u64 operand, u32 bytes) { return operand + (bytes >> 4); }
+TQ_DEVICE u64 moved(u64 operand, u32 bytes) {  // never carries into the upper half
+    return (operand & 0xffffffff00000000u) | (u32(operand) + (bytes >> 4));
+}
 
 // ---- order ----
 
@@ -77,10 +79,9 @@ TQ_DEVICE void wgmma_registers(float (&c)[REGS], const u32 (&a)[4], u64 b) {
 
 // ---- between warps ----
 
-TQ_DEVICE void barrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
-// Arrives when this thread's cp.async so far have landed.
-TQ_DEVICE void barrier_arrive_copied(u32 bar) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+template <int TIMES = 1>
+TQ_DEVICE void barrier_arrive(u32 bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "n"(TIMES) : "memory");
 }
 TQ_DEVICE void warpgroup_sync(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
 // Ordinary shared-memory accesses before, the tensor cores' after.
