@@ -200,17 +200,18 @@ TQ_DEVICE void scale_codes(u32 codes, const KeyFactor& m, u32& first, u32& secon
     first = two(0x4140u), second = two(0x4342u);
 }
 
-// Keys of a unit, times their norms, into rows first .. first + 15 of a key tile.
+// Keys of a unit, times their norms, into rows first .. first + 15 of a key tile. `fields` is where the
+// unit's fields begin.
 template <class R, int TOKENS>
-TQ_DEVICE void unpack_keys(u32 tile, const u8* unit, int first, const u32 (&book)[2], int lane) {
+TQ_DEVICE void unpack_keys(u32 tile, const u8* keys, const u8* fields, int first, const u32 (&book)[2], int lane) {
     int g = lane / 4, t = lane % 4;
     int row[2] = {first + g, first + 8 + g};
     if constexpr (is_lloyd(R::KEY)) {
-        const u16* norms = reinterpret_cast<const u16*>(unit + R::UNIT_CODE_BYTES);
+        const u16* norms = reinterpret_cast<const u16*>(fields);
         KeyFactor m[2];
 #pragma unroll
         for (int k = 0; k < 2; k++) m[k] = key_factor(low_norm(norms[field_place(g) + 2 * k]) * (NORM_UNIT * 2.0f / R::NORM_GAIN));
-        for_each_key_step<R>(unit, book, lane, [&](int step, u32 x0, u32 x1, u32 y0, u32 y1) {
+        for_each_key_step<R>(keys, book, lane, [&](int step, u32 x0, u32 x1, u32 y0, u32 y1) {
             u32 w[4];
             bool whole = 32 * step + 32 <= R::D;
 #pragma unroll
@@ -225,7 +226,7 @@ TQ_DEVICE void unpack_keys(u32 tile, const u8* unit, int first, const u32 (&book
             }
         });
     } else {
-        for_each_key_step<R>(unit, book, lane, [&](int step, u32 x0, u32 x1, u32 y0, u32 y1) {
+        for_each_key_step<R>(keys, book, lane, [&](int step, u32 x0, u32 x1, u32 y0, u32 y1) {
             store_shared(tile + tile_place(TOKENS, row[0], 2 * step + t / 2) + t % 2 * 8, x0, x1);
             store_shared(tile + tile_place(TOKENS, row[1], 2 * step + t / 2) + t % 2 * 8, y0, y1);
         });
@@ -257,7 +258,7 @@ TQ_DEVICE u32 bounded_scale(u32 scale, u32 low) {
 
 // Values of a unit into columns first .. first + 15 of a packed value tile. Tokens from `valid` on are zero.
 template <class R>
-TQ_DEVICE void unpack_values(u32 tile, const u8* unit, int first, int valid, int lane) {
+TQ_DEVICE void unpack_values(u32 tile, const u8* values, const u8* fields, int first, int valid, int lane) {
     constexpr int D = R::D;
     int g = lane / 4, t = lane % 4;
     u32 keep[2];  // of tokens 2t, 2t+1 and 8+2t, 9+2t
@@ -266,9 +267,9 @@ TQ_DEVICE void unpack_values(u32 tile, const u8* unit, int first, int valid, int
         keep[k] = (8 * k + 2 * t < valid ? 0x0000ffffu : 0u) | (8 * k + 2 * t + 1 < valid ? 0xffff0000u : 0u);
     Words2 scale = {}, low = {};
     if constexpr (is_uniform(R::VALUE)) {
-        const u8* fields = unit + R::UNIT_CODE_BYTES + t * 8;
-        scale = *reinterpret_cast<const Words2*>(fields + R::SCALE_FIELD * 32);
-        low = *reinterpret_cast<const Words2*>(fields + R::SCALE_FIELD * 32 + 32);
+        fields += R::SCALE_FIELD * 32 + t * 8;
+        scale = *reinterpret_cast<const Words2*>(fields);
+        low = *reinterpret_cast<const Words2*>(fields + 32);
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             scale.w[k] &= keep[k], low.w[k] &= keep[k];
@@ -278,7 +279,7 @@ TQ_DEVICE void unpack_values(u32 tile, const u8* unit, int first, int valid, int
     u32 at[2];
 #pragma unroll
     for (int k = 0; k < 2; k++) at[k] = tile + tile_place(D, g, first / 8 + k) + t * 4;
-    for_each_value_block<R>(unit + R::UNIT_KEY_BYTES, lane, [&](int i, u32 a0, u32 a1, u32 a2, u32 a3) {
+    for_each_value_block<R>(values, lane, [&](int i, u32 a0, u32 a1, u32 a2, u32 a3) {
         u32 a[4] = {a0, a1, a2, a3};
         unrolled<4>([&](auto k) {
             constexpr int K = decltype(k)::value, LATE = K / 2, UPPER = K % 2;

@@ -1,12 +1,11 @@
-// Prefill on Hopper: one producer warpgroup fills tiles of keys and values, two consumer warpgroups of
+// Prefill on Hopper: a warpgroup fills tiles of keys, another tiles of values; two consumer warpgroups of
 // 64 query rows each multiply them (wgmma). Raw tiles come through cp.async; packed tiles are unpacked
-// by the producer's warps, whose packed bytes arrive ahead through rings of bulk copies.
+// by the producers' warps, whose packed bytes arrive ahead through rings of bulk copies.
 //
 // Consumers work a tile ahead: S of the next tile is started, then O += P V of this one, and the softmax
 // of the next runs while the tensor cores are busy.
 #pragma once
 #include "prefill.cuh"
-#include "ring.cuh"
 #include "wgmma.cuh"
 
 namespace tq {
@@ -23,25 +22,29 @@ struct PrefillConfig {
     static constexpr bool SOFTCAP = SOFTCAP_;
     static constexpr int CONSUMERS = 2;               // warpgroups
     static constexpr int TILE_ROWS = 64 * CONSUMERS;
-    static constexpr int THREADS = 128 * (1 + CONSUMERS);
+    static constexpr int THREADS = 128 * (2 + CONSUMERS);
     static constexpr int TOKENS = D <= 128 ? 128 : 64;  // of a tile: what two stages of keys and values leave room for
     static constexpr int STAGES = 2;
     static constexpr int COLUMNS = D % 128 == 0 ? 128 : 64;  // of O in one wgmma
     static constexpr int PARTS = D / COLUMNS;
-    static constexpr int UNITS_A_WARP = TOKENS / UNIT / 4;   // of a tile; 4 producer warps
+    static constexpr int UNITS_A_WARP = TOKENS / UNIT / 4;   // of a tile; 4 warps unpack keys, 4 values
 
     static constexpr int TILE_BYTES = D / 64 * TOKENS * 128;
     static constexpr int QUERY_BYTES = D / 64 * 64 * 128;    // of a consumer
     static constexpr int KEYS_AT = CONSUMERS * QUERY_BYTES;
     static constexpr int VALUES_AT = KEYS_AT + STAGES * TILE_BYTES;
     static constexpr int RING_AT = VALUES_AT + STAGES * TILE_BYTES;
-    static constexpr int LEFT = 227 * 1024 - 512 - RING_AT;
-    static constexpr int FIT = LEFT / (4 * R::UNIT_BYTES);
-    static constexpr int RING_STAGES = FIT > 4 * UNITS_A_WARP ? 4 * UNITS_A_WARP : FIT;
-    static constexpr int BARRIERS_AT = RING_AT + 4 * RING_STAGES * R::UNIT_BYTES;  // u64: keys full, values full, keys empty, values empty; rings
-    static constexpr int SHARED_BYTES = BARRIERS_AT + 8 * (4 * STAGES + 4 * RING_STAGES);
+    // A warp's ring of packed bytes: its keys and, where they have one, norms; or its values and their fields.
+    static constexpr int NORM_BYTES = is_lloyd(R::KEY) ? 2 * UNIT : 0;
+    static constexpr int KEY_SLOT = R::UNIT_KEY_BYTES + NORM_BYTES;
+    static constexpr int VALUE_SLOT = R::UNIT_BYTES - R::UNIT_KEY_BYTES;
+    static constexpr int FIT = (227 * 1024 - 512 - RING_AT) / (4 * (KEY_SLOT + VALUE_SLOT));
+    static constexpr int SLOTS = FIT > 4 * UNITS_A_WARP ? 4 * UNITS_A_WARP : FIT;
+    static constexpr int VALUE_RING_AT = RING_AT + 4 * SLOTS * KEY_SLOT;
+    static constexpr int BARRIERS_AT = VALUE_RING_AT + 4 * SLOTS * VALUE_SLOT;  // u64: keys full, values full, keys empty, values empty; rings
+    static constexpr int SHARED_BYTES = BARRIERS_AT + 8 * (4 * STAGES + 8 * SLOTS);
     static_assert(D % 64 == 0 && TILE_BYTES % 1024 == 0, "tiles of whole 64-element rows");
-    static_assert(RING_STAGES >= UNITS_A_WARP, "no room for the packed bytes of a tile");
+    static_assert(SLOTS >= 1, "no room for packed bytes");
 };
 
 template <class C>
@@ -84,95 +87,106 @@ struct Prefill {
         }
         __syncthreads();
         if (warp < 4) {
-            fewer_registers<72>();
-            produce();
+            fewer_registers<40>();
+            produce<false>();
+        } else if (warp < 8) {
+            fewer_registers<40>();
+            produce<true>();
         } else {
             more_registers<216>();
             consume();
         }
     }
 
-    // ---- producer ----
+    // ---- producers ----
 
     TQ_DEVICE void wait_empty(bool values, int tile) {
         barrier_wait(empty(values, tile % C::STAGES), (tile / C::STAGES & 1) ^ 1);
     }
-
-    // Says that what this warp wrote may be multiplied; TIMES: for how many of the producer warps.
-    template <int TIMES>
+    // Says that this warp's share of a tile is written.
     TQ_DEVICE void announce(bool values, int stage) {
         fence_async();
         warp_sync();
-        if (lane == 0) barrier_arrive<TIMES>(full(values, stage));
+        if (lane == 0) barrier_arrive(full(values, stage));
     }
 
+    template <bool VALUES>
     TQ_DEVICE void produce() {
         int tile = 0;
-        if (packed_tiles > 0) produce_packed(tile);
-        // two warps copy keys, two copy values
-        bool values = warp >= 2;
-        i64 stride = values ? p.value_stride : p.key_stride;
-        const u16* rows = static_cast<const u16*>(values ? p.value : p.key) + x.first_token * stride + i64(x.head) * D;
+        if (packed_tiles > 0) produce_packed<VALUES>(tile);
+        i64 stride = VALUES ? p.value_stride : p.key_stride;
+        const u16* rows = static_cast<const u16*>(VALUES ? p.value : p.key) + x.first_token * stride + i64(x.head) * D;
         i32 count = x.end - x.prefix_len;
 #pragma unroll 1
         for (int j = 0; j < raw_tiles; j++, tile++) {
             int stage = tile % C::STAGES;
-            wait_empty(values, tile);
-            copy_rows<D, TOKENS, 64>(values ? values_at(stage) : keys_at(stage), rows, stride, raw_first + j * TOKENS, count, threadIdx.x % 64);
+            wait_empty(VALUES, tile);
+            copy_rows<D, TOKENS, 128>(VALUES ? values_at(stage) : keys_at(stage), rows, stride, raw_first + j * TOKENS, count, threadIdx.x % 128);
             asm volatile("cp.async.wait_all;" ::: "memory");
-            announce<2>(values, stage);
+            announce(VALUES, stage);
         }
     }
 
-    // Unit 4 i + warp of the prefix's part is this warp's i-th.
+    // Unit 4 i + warp of the prefix's part is this warp's i-th. Its packed bytes are asked for SLOTS units ahead.
+    template <bool VALUES>
     TQ_DEVICE void produce_packed(int& tile) {
-        Ring<R, C::RING_STAGES> ring;
-        ring.init(smem + C::RING_AT + warp * ring.BYTES,
-                  reinterpret_cast<u64*>(smem + C::BARRIERS_AT) + 4 * C::STAGES + warp * C::RING_STAGES, lane);
+        constexpr int SLOT = VALUES ? C::VALUE_SLOT : C::KEY_SLOT;
+        int w = warp % 4;
+        u8* ring = smem + (VALUES ? C::VALUE_RING_AT : C::RING_AT) + w * C::SLOTS * SLOT;
+        u32 barriers = base + C::BARRIERS_AT + 8 * (4 * C::STAGES + warp * C::SLOTS);
+        if (lane < C::SLOTS) barrier_init(barriers + 8 * lane, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        warp_sync();
+
         i32 units = (x.prefix_len - packed_first + UNIT - 1) / UNIT;
-        i32 mine = units > warp ? (units - warp + 3) / 4 : 0;
-        i32 asked = 0, fill_stage = 0;
-        const u8* source = nullptr;  // this lane's of the next 32 units
-        auto ask = [&]() {
+        i32 mine = units > w ? (units - w + 3) / 4 : 0;
+        i32 asked = 0;
+        const u8* source = nullptr;  // this lane's of 32 units
+        auto ask = [&](int slot) {
             if (asked >= mine) return;
             if (asked % 32 == 0) {
                 i32 i = asked + lane < mine ? asked + lane : mine - 1;
-                i32 unit = packed_first / UNIT + 4 * i + warp, per_page = p.page_size / UNIT;
+                i32 unit = packed_first / UNIT + 4 * i + w, per_page = p.page_size / UNIT;
                 i32 page = p.block_tables[i64(x.seq) * p.max_pages + unit / per_page];
                 source = p.pages + i64(page < 0 ? 0 : page) * p.page_bytes + i64(unit % per_page * p.num_kv_heads + x.head) * R::UNIT_BYTES;
             }
-            ring.fill(fill_stage, source, asked % 32, lane);
-            fill_stage = fill_stage + 1 == C::RING_STAGES ? 0 : fill_stage + 1;
+            if (lane == asked % 32) {
+                u32 dst = shared_address(ring) + slot * SLOT, bar = barriers + 8 * slot;
+                barrier_expect(bar, SLOT);
+                if constexpr (VALUES) {
+                    bulk_copy(dst, source + R::UNIT_KEY_BYTES, SLOT, bar);
+                } else {
+                    bulk_copy(dst, source, R::UNIT_KEY_BYTES, bar);
+                    if constexpr (C::NORM_BYTES > 0) bulk_copy(dst + R::UNIT_KEY_BYTES, source + R::UNIT_CODE_BYTES, C::NORM_BYTES, bar);
+                }
+            }
             asked++;
         };
 #pragma unroll 1
-        for (int i = 0; i < C::RING_STAGES; i++) ask();
-        i32 got = 0;
+        for (int i = 0; i < C::SLOTS; i++) ask(i);
+        i32 got = 0, slot = 0;
+        u32 phase = 0;
 #pragma unroll 1
         for (int j = 0; j < packed_tiles; j++, tile++) {
             int stage = tile % C::STAGES;
-            const u8* unit[C::UNITS_A_WARP];
-            i32 taken = 0;
-            wait_empty(false, tile);
-#pragma unroll
-            for (int k = 0; k < C::UNITS_A_WARP; k++) {
-                unit[k] = smem + C::RING_AT + warp * ring.BYTES + ring.stage * R::UNIT_BYTES;
-                if (got + k >= mine) continue;  // keys behind the prefix are masked, whatever they are
-                ring.wait();
-                ring.advance();
-                taken++;
-                unpack_keys<R, TOKENS>(keys_at(stage), unit[k], (4 * k + warp) * UNIT, p.codebook, lane);
+            wait_empty(VALUES, tile);
+#pragma unroll 1
+            for (int k = 0; k < C::UNITS_A_WARP; k++, got++) {
+                int first = (4 * k + w) * UNIT;
+                const u8* unit = ring + slot * SLOT;
+                if (got < mine) barrier_wait(barriers + 8 * slot, phase);
+                if constexpr (VALUES) {  // those behind the prefix become zero
+                    i32 valid = x.prefix_len - (packed_first + j * TOKENS + first);
+                    unpack_values<R>(values_at(stage), unit, unit + R::UNIT_CODE_BYTES - R::UNIT_KEY_BYTES, first, valid, lane);
+                } else if (got < mine) {  // those behind the prefix are masked, whatever they are
+                    unpack_keys<R, TOKENS>(keys_at(stage), unit, unit + R::UNIT_KEY_BYTES, first, p.codebook, lane);
+                }
+                warp_sync();
+                ask(slot);
+                slot++;
+                if (slot == C::SLOTS) slot = 0, phase ^= 1;
             }
-            announce<1>(false, stage);
-            wait_empty(true, tile);
-#pragma unroll
-            for (int k = 0; k < C::UNITS_A_WARP; k++) {
-                int first = (4 * k + warp) * UNIT;
-                unpack_values<R>(values_at(stage), unit[k], first, x.prefix_len - (packed_first + j * TOKENS + first), lane);
-            }
-            announce<1>(true, stage);
-            got += taken;
-            for (int k = 0; k < taken; k++) ask();
+            announce(VALUES, stage);
         }
     }
 
@@ -284,7 +298,7 @@ struct Prefill {
     template <bool PACKED>
     TQ_DEVICE void attend(float (&o)[C::PARTS][OUT], Softmax& m, int& tile, int tiles, i32 first, i32 end) {
         constexpr bool IS_BF16 = PACKED ? packed_is_bf16<R>() : C::IO == BF16;
-        int group = warp / 4 - 1, g = lane / 4;
+        int group = warp / 4 - 2, g = lane / 4;
         u32 query_tile = base + group * C::QUERY_BYTES;
         warpgroup_sync(1 + group);  // the last phase's products have read the queries
 #pragma unroll
@@ -349,7 +363,7 @@ struct Prefill {
     }
 
     TQ_DEVICE void consume() {
-        int group = warp / 4 - 1, g = lane / 4, t = lane % 4;
+        int group = warp / 4 - 2, g = lane / 4, t = lane % 4;
         i32 row[2];
         Softmax m;
 #pragma unroll

@@ -79,10 +79,7 @@ TQ_DEVICE void wgmma_registers(float (&c)[REGS], const u32 (&a)[4], u64 b) {
 
 // ---- between warps ----
 
-template <int TIMES = 1>
-TQ_DEVICE void barrier_arrive(u32 bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "n"(TIMES) : "memory");
-}
+TQ_DEVICE void barrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
 TQ_DEVICE void warpgroup_sync(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
 // Ordinary shared-memory accesses before, the tensor cores' after.
 TQ_DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
