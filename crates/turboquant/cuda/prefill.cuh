@@ -1,0 +1,4 @@
+// Placeholder.
+#pragma once
+#include "layout.cuh"
+#include "params.cuh"
