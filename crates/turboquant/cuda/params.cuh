@@ -28,21 +28,6 @@ struct DecodeParams {
     float softcap;            // 0: none
 };
 
-struct StoreParams {
-    const void* key;          // [num_tokens, num_kv_heads, head_dim] bf16 or fp16
-    const void* value;        // as key
-    const i64* slot_mapping;  // [num_tokens] page * page_size + offset, negative: skip
-    u8* pages;                // [num_pages, page_bytes]
-    i64 page_bytes;
-    i64 key_stride;           // elements from a token to the next
-    i64 value_stride;
-    u32 codebook[2];          // as in DecodeParams
-    i32 num_tokens;
-    i32 num_kv_heads;
-    i32 page_size;            // tokens, a multiple of 16
-    float midpoints[15];      // of the Lloyd-Max codebook, ascending; 3-bit keys use 7
-};
-
 struct PrefillParams {
     void* out;                // [num_tokens, num_qo_heads, head_dim] bf16 or fp16
     float* lse;               // [num_tokens, num_qo_heads] natural log, sinks included; or null
@@ -68,6 +53,21 @@ struct PrefillParams {
     float softcap;            // 0: none
 };
 
+struct StoreParams {
+    const void* key;          // [num_tokens, num_kv_heads, head_dim] bf16 or fp16
+    const void* value;        // as key
+    const i64* slot_mapping;  // [num_tokens] page * page_size + offset, negative: skip
+    u8* pages;                // [num_pages, page_bytes]
+    i64 page_bytes;
+    i64 key_stride;           // elements from a token to the next
+    i64 value_stride;
+    u32 codebook[2];          // as in DecodeParams
+    i32 num_tokens;
+    i32 num_kv_heads;
+    i32 page_size;            // tokens, a multiple of 16
+    float midpoints[15];      // of the Lloyd-Max codebook, ascending; 3-bit keys use 7
+};
+
 // The same numbers are asserted in src/cuda/params.rs.
 static_assert(sizeof(DecodeParams) == 128 && sizeof(StoreParams) == 136 && sizeof(PrefillParams) == 144,
               "host and device must agree");
@@ -75,10 +75,10 @@ static_assert(sizeof(DecodeParams) == 128 && sizeof(StoreParams) == 136 && sizeo
 static_assert(__builtin_offsetof(DecodeParams, page_bytes) == 72 && __builtin_offsetof(DecodeParams, num_seqs) == 88 &&
                   __builtin_offsetof(DecodeParams, softcap) == 120,
               "host and device must agree");
-static_assert(__builtin_offsetof(StoreParams, codebook) == 56 && __builtin_offsetof(StoreParams, midpoints) == 76,
-              "host and device must agree");
 static_assert(__builtin_offsetof(PrefillParams, page_bytes) == 80 && __builtin_offsetof(PrefillParams, codebook) == 104 &&
-                  __builtin_offsetof(PrefillParams, num_seqs) == 112 && __builtin_offsetof(PrefillParams, softcap) == 140,
+                  __builtin_offsetof(PrefillParams, softcap) == 140,
+              "host and device must agree");
+static_assert(__builtin_offsetof(StoreParams, codebook) == 56 && __builtin_offsetof(StoreParams, midpoints) == 76,
               "host and device must agree");
 #endif
 

@@ -1,4 +1,274 @@
-// Placeholder.
+// What the two prefill kernels share: which query rows a CTA works on, the tiles of keys and values in
+// shared memory, and how they are filled from raw rows and from packed pages.
+//
+// A CTA takes TILE_ROWS query rows of one request and KV head; row = token * gqa_group + head of the
+// group. It passes over the packed prefix first, with the query rotated where the keys are, then over
+// the raw keys and values of the new tokens, with the query as it came. Nothing is kept between tiles
+// but the softmax state and the output, so scratch does not grow with the prefix.
+//
+// Tiles hold 16-bit floats in rows of 128 bytes (64 elements), the 16-byte chunks of row r exchanged by
+// chunk ^ (r % 8), as ldmatrix and wgmma want them:
+//   keys            [D / 64 rounded up][TOKENS rows][64 dims]
+//   raw values      the same
+//   packed values   [TOKENS / 64][D rows][64 tokens], since a word of packed values holds two tokens of a dim
 #pragma once
-#include "layout.cuh"
 #include "params.cuh"
+#include "rotate.cuh"
+#include "rows.cuh"
+
+namespace tq {
+
+// ---- query rows of a CTA ----
+
+struct QueryTile {
+    i32 seq, head;
+    i32 q_len, prefix_len;
+    i32 first_token;  // of the request in q, key and value
+    i32 first_row;    // of the request
+    i32 rows;         // live; 0: nothing to do
+
+    // Positions [begin, end) that any row sees.
+    i32 begin, end;
+};
+
+// Late tiles come first: they see the most keys. Called by whole warps; the result is the same in every lane.
+template <int TILE_ROWS>
+TQ_DEVICE QueryTile find_tile(const PrefillParams& p, int lane) {
+    QueryTile x;
+    x.head = blockIdx.x % p.num_kv_heads;
+    i32 index = blockIdx.x / p.num_kv_heads;
+    x.rows = 0;
+    for (i32 last = p.num_seqs - 1; last >= 0; last -= 32) {
+        i32 seq = last - lane;
+        i32 tiles = 0;
+        if (seq >= 0) tiles = ((p.query_starts[seq + 1] - p.query_starts[seq]) * p.gqa_group + TILE_ROWS - 1) / TILE_ROWS;
+        i32 through = tiles;
+#pragma unroll
+        for (int d = 1; d < 32; d *= 2) {
+            i32 other = __shfl_up_sync(TQ_FULL_WARP, through, d);
+            if (lane >= d) through += other;
+        }
+        u32 behind = __ballot_sync(TQ_FULL_WARP, through > index);
+        if (behind == 0) {
+            index -= __shfl_sync(TQ_FULL_WARP, through, 31);
+            continue;
+        }
+        int at = __ffs(behind) - 1;
+        x.seq = last - at;
+        index = __shfl_sync(TQ_FULL_WARP, through, at) - 1 - index;  // tile of the request
+        x.first_token = p.query_starts[x.seq];
+        x.q_len = p.query_starts[x.seq + 1] - x.first_token;
+        x.prefix_len = p.prefix_lens[x.seq];
+        x.first_row = index * TILE_ROWS;
+        i32 left = x.q_len * p.gqa_group - x.first_row;
+        x.rows = left < TILE_ROWS ? left : TILE_ROWS;
+        x.end = x.prefix_len + (x.first_row + x.rows - 1) / p.gqa_group + 1;
+        x.begin = p.window > 0 ? x.prefix_len + x.first_row / p.gqa_group + 1 - p.window : 0;
+        x.begin = x.begin < 0 ? 0 : x.begin;
+        return x;
+    }
+    return x;
+}
+
+// Row of q, out and lse.
+TQ_DEVICE i64 query_at(const PrefillParams& p, const QueryTile& x, i32 row) {
+    i32 r = x.first_row + row;
+    return (i64(x.first_token) + r / p.gqa_group) * p.num_kv_heads * p.gqa_group + x.head * p.gqa_group + r % p.gqa_group;
+}
+
+// ---- places in a tile ----
+
+TQ_ANYWHERE int tile_place(int rows, int row, int chunk) {  // byte offset; a chunk is 8 elements
+    return (chunk / 8 * rows + row) * 128 + ((chunk % 8) ^ (row % 8)) * 16;
+}
+TQ_ANYWHERE int key_tile_bytes(int d, int tokens) { return (d + 63) / 64 * tokens * 128; }
+TQ_ANYWHERE int packed_value_tile_bytes(int d, int tokens) { return (tokens + 63) / 64 * d * 128; }
+
+TQ_DEVICE void store_shared(u32 at, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+TQ_DEVICE void store_shared(u32 at, u32 a, u32 b) {
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(a), "r"(b) : "memory");
+}
+TQ_DEVICE void store_shared(u32 at, u32 a) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(a) : "memory"); }
+TQ_DEVICE void store_shared(u32 at, u16 a) { asm volatile("st.shared.b16 [%0], %1;" ::"r"(at), "h"(a) : "memory"); }
+
+// ---- queries ----
+
+// Type of the products over the packed prefix: unpacked bf16 rows stay bf16, all else is fp16.
+template <class R>
+TQ_ANYWHERE bool packed_is_bf16() {
+    return R::KEY == BF16;
+}
+
+// Writes row `row` (of the CTA) of the query as an A operand into row `to` of a tile of ROWS rows. For
+// the packed prefix it is rotated where the keys are, and brought near 2^8 by a power of two, so that
+// fp16 holds it. Returns what a score has to be multiplied with to be the product of query and key.
+template <class R, int IO, int ROWS, bool PACKED>
+TQ_DEVICE float stage_query(const PrefillParams& p, const QueryTile& x, i32 row, u32 tile, int to, int lane) {
+    constexpr int D = R::D, N = (D + 31) / 32;
+    const u16* q = static_cast<const u16*>(p.q) + query_at(p, x, row) * D;
+    u16 raw[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) raw[i] = row < x.rows && lane + 32 * i < D ? q[lane + 32 * i] : u16(0);
+    float scale = 1.0f;
+    if constexpr (PACKED && !(packed_is_bf16<R>() && IO == BF16)) {
+        float v[N], top = 0.0f;
+#pragma unroll
+        for (int i = 0; i < N; i++) v[i] = IO == BF16 ? bf16_to_f32(raw[i]) : f16_to_f32(raw[i]);
+        if constexpr (is_lloyd(R::KEY)) rotate_row<D>(v, lane);
+#pragma unroll
+        for (int i = 0; i < N; i++) top = fmaxf(top, fabsf(v[i]));
+        top = warp_max(top);
+        u32 exponent = __float_as_uint(top) >> 23;
+        if (exponent >= 40 && exponent <= 230) {
+            float up = __uint_as_float((127 + 135 - exponent) << 23);
+            scale = __uint_as_float((127 + exponent - 135) << 23);
+#pragma unroll
+            for (int i = 0; i < N; i++) v[i] *= up;
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) raw[i] = f32_to_f16(v[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        int d = lane + 32 * i;
+        if (d < D) store_shared(tile + tile_place(ROWS, to, d / 8) + d % 8 * 2, raw[i]);
+    }
+    return scale;
+}
+
+// ---- raw keys and values ----
+
+// 16 bytes, or 16 zero bytes.
+TQ_DEVICE void copy16_or_zero(u32 dst, const void* src, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(there ? 16 : 0) : "memory");
+}
+
+// Rows first .. first + TOKENS - 1 of a [tokens, stride] array into a tile; rows from `count` on are zero.
+template <int D, int TOKENS, int THREADS>
+TQ_DEVICE void copy_rows(u32 tile, const u16* rows, i64 stride, i32 first, i32 count, int thread) {
+    constexpr int CHUNKS = D / 8;
+#pragma unroll 4
+    for (int at = thread; at < TOKENS * CHUNKS; at += THREADS) {
+        int row = at / CHUNKS, chunk = at % CHUNKS;
+        bool there = first + row < count;
+        copy16_or_zero(tile + tile_place(TOKENS, row, chunk), rows + (there ? first + row : 0) * stride + chunk * 8, there);
+    }
+}
+
+// ---- packed keys and values: one warp a unit, read from shared or device memory ----
+
+TQ_DEVICE u32 twice(u16 h) { return u32(h) * 0x10001u; }
+TQ_DEVICE u32 add_f16x2(u32 a, u32 b) {
+    u32 d;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+TQ_DEVICE u32 min_f16x2(u32 a, u32 b) {  // NaN stays NaN
+    u32 d;
+    asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+// A key's codes are halves: int8 v stands for v + 1/2. Its factor m is split, so that each element is
+// v m + m / 2 rounded once, and no error is common to a whole key.
+struct KeyFactor {
+    u32 high, low, half;  // fp16 pairs: m = high + low, half = m / 2
+};
+TQ_DEVICE KeyFactor key_factor(float m) {
+    u16 high = f32_to_f16(m);
+    return {twice(high), twice(f32_to_f16(m - f16_to_f32(high))), twice(f32_to_f16(0.5f * m))};
+}
+TQ_DEVICE void scale_codes(u32 codes, const KeyFactor& m, u32& first, u32& second) {
+    codes ^= 0x80808080u;
+    auto two = [&](u32 selector) {
+        u32 v = add_f16x2(byte_permute(codes, 0x64646464u, selector), 0xe480e480u);  // 1024 + 128 + v, less 1152
+        return fma_f16x2(v, m.high, fma_f16x2(v, m.low, m.half));
+    };
+    first = two(0x4140u), second = two(0x4342u);
+}
+
+// Keys of a unit, times their norms, into rows first .. first + 15 of a key tile.
+template <class R, int TOKENS>
+TQ_DEVICE void unpack_keys(u32 tile, const u8* unit, int first, const u32 (&book)[2], int lane) {
+    int g = lane / 4, t = lane % 4;
+    int row[2] = {first + g, first + 8 + g};
+    if constexpr (is_lloyd(R::KEY)) {
+        const u16* norms = reinterpret_cast<const u16*>(unit + R::UNIT_CODE_BYTES);
+        KeyFactor m[2];
+#pragma unroll
+        for (int k = 0; k < 2; k++) m[k] = key_factor(low_norm(norms[field_place(g) + 2 * k]) * (NORM_UNIT * 2.0f / R::NORM_GAIN));
+        for_each_key_step<R>(unit, book, lane, [&](int step, u32 x0, u32 x1, u32 y0, u32 y1) {
+            u32 w[4];
+            bool whole = 32 * step + 32 <= R::D;
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                scale_codes(k ? y0 : x0, m[k], w[0], w[1]);
+                if (whole) {
+                    scale_codes(k ? y1 : x1, m[k], w[2], w[3]);
+                    store_shared(tile + tile_place(TOKENS, row[k], 4 * step + t), w[0], w[1], w[2], w[3]);
+                } else {  // 16 dims, four a lane
+                    store_shared(tile + tile_place(TOKENS, row[k], 4 * step + t / 2) + t % 2 * 8, w[0], w[1]);
+                }
+            }
+        });
+    } else {
+        for_each_key_step<R>(unit, book, lane, [&](int step, u32 x0, u32 x1, u32 y0, u32 y1) {
+            store_shared(tile + tile_place(TOKENS, row[0], 2 * step + t / 2) + t % 2 * 8, x0, x1);
+            store_shared(tile + tile_place(TOKENS, row[1], 2 * step + t / 2) + t % 2 * 8, y0, y1);
+        });
+    }
+}
+
+// An integer code times `weight` (a power of two) as the code in fp16.
+template <int WEIGHT>
+TQ_DEVICE u32 code_f16x2(u32 masked) {
+    constexpr u32 ONE_OVER = WEIGHT == 1 ? 0x3c00 : WEIGHT == 8 ? 0x3000 : WEIGHT == 16 ? 0x2c00 : WEIGHT == 32 ? 0x2800 : 0x2400;
+    constexpr u32 OFFSET = 0x8000 | (0x6400 - (0x3c00 - ONE_OVER));  // -1024 / WEIGHT
+    return fma_f16x2(masked | 0x64006400u, ONE_OVER * 0x10001u, OFFSET * 0x10001u);
+}
+
+// Values of a unit into columns first .. first + 15 of a packed value tile. Tokens from `valid` on are zero.
+template <class R>
+TQ_DEVICE void unpack_values(u32 tile, const u8* unit, int first, int valid, int lane) {
+    constexpr int D = R::D;
+    int g = lane / 4, t = lane % 4;
+    u32 keep[2];  // of tokens 2t, 2t+1 and 8+2t, 9+2t
+#pragma unroll
+    for (int k = 0; k < 2; k++)
+        keep[k] = (8 * k + 2 * t < valid ? 0x0000ffffu : 0u) | (8 * k + 2 * t + 1 < valid ? 0xffff0000u : 0u);
+    Words2 scale = {}, low = {};
+    if constexpr (is_uniform(R::VALUE)) {
+        const u8* fields = unit + R::UNIT_CODE_BYTES + t * 8;
+        scale = *reinterpret_cast<const Words2*>(fields + R::SCALE_FIELD * 32);
+        low = *reinterpret_cast<const Words2*>(fields + R::SCALE_FIELD * 32 + 32);
+#pragma unroll
+        for (int k = 0; k < 2; k++) scale.w[k] &= keep[k], low.w[k] &= keep[k];
+    }
+    u32 at[2];
+#pragma unroll
+    for (int k = 0; k < 2; k++) at[k] = tile + tile_place(D, g, first / 8 + k) + t * 4;
+    for_each_value_block<R>(unit + R::UNIT_KEY_BYTES, lane, [&](int i, u32 a0, u32 a1, u32 a2, u32 a3) {
+        u32 a[4] = {a0, a1, a2, a3};
+        unrolled<4>([&](auto k) {
+            constexpr int K = decltype(k)::value, LATE = K / 2, UPPER = K % 2;
+            u32 w = a[K];
+            if constexpr (is_uniform(R::VALUE)) {
+                // which weight is known where `i` is: always after unrolling
+                int weight = code_weight<R::VALUE>(i, UPPER);
+                u32 code = weight == 1    ? code_f16x2<1>(w)
+                           : weight == 8  ? code_f16x2<8>(w)
+                           : weight == 16 ? code_f16x2<16>(w)
+                           : weight == 32 ? code_f16x2<32>(w)
+                                          : code_f16x2<64>(w);
+                w = min_f16x2(fma_f16x2(code, scale.w[LATE], low.w[LATE]), 0x7bff7bffu);
+            } else {
+                w &= keep[LATE];
+            }
+            store_shared(at[LATE] + (16 * i + 8 * UPPER) * 128, w);
+        });
+    });
+}
+
+}  // namespace tq

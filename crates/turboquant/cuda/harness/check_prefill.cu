@@ -1,5 +1,5 @@
 // Checks the prefill kernels against double precision; exits 1 on any mismatch.
-//   check_prefill KERNEL_FOLDER [PATHS [DIMS [FORMATS]]]    comma separated
+//   check_prefill KERNEL_FOLDER [PATHS [DIMS [FORMATS]]] [quick]    comma separated; quick: small batches only
 //   paths: mma wgmma; formats: 4bit_nc k8v4 k3v4_nc 3bit_nc fp8 bf16 f16
 //
 // Every case is one launch over a ragged batch. Beside the error of every output row it must hold that
@@ -17,8 +17,8 @@
 #include "gpu.h"
 #include "reference.h"
 
-constexpr int HEADS = 2;  // KV heads
-constexpr int GUARD = 64;  // elements behind out and lse
+constexpr int HEADS = 2;             // KV heads
+constexpr int GUARD = 64;            // elements behind out and lse
 constexpr uint16_t POISON = 0x7fff;  // a NaN of bf16 and of fp16
 constexpr double LIMIT = 2e-3;       // relative L2 of a row, before out is rounded to bf16
 constexpr double LSE_LIMIT = 5e-3;
@@ -337,7 +337,7 @@ static const Format FORMATS[] = {{"4bit_nc", ref::LLOYD4, ref::UNIFORM4}, {"k8v4
                                  {"fp8", ref::FP8, ref::FP8},             {"bf16", ref::BF16, ref::BF16},
                                  {"f16", ref::F16, ref::F16}};
 
-static std::vector<Case> cases_of(const Format& f, int dim) {
+static std::vector<Case> cases_of(const Format& f, int dim, bool quick) {
     // lengths around tiles of 64 and 128 rows, prefixes around units of 16 tokens
     const std::vector<Request> mixed = {{0, 129}, {0, 1},     {0, 0},     {130, 64}, {16, 1},    {77, 0},  {517, 65}, {63, 63}, {0, 64},
                                         {1, 127}, {128, 128}, {300, 1},   {15, 17},  {1000, 40}, {0, 32},  {33, 31},  {64, 33}, {0, 2}},
@@ -354,6 +354,11 @@ static std::vector<Case> cases_of(const Format& f, int dim) {
     auto add = [&](const char* what, const std::vector<Request>& requests, int gqa, int page, int io_, Options o) {
         cases.push_back({what, dim, f.key, f.value, io_, gqa, page, o.window, o.sinks, o.softcap, o.fused, requests});
     };
+    if (quick) {
+        add("small batch", few, 4, 16, io, {});
+        add("window, sinks", few, 3, 32, io, {40, true});
+        return cases;
+    }
     add("mixed batch", mixed, 4, 16, io, {});
     add("group of 16", few, 16, 16, io, {});
     add("window of 100", mixed, 4, 16, io, {100});
@@ -375,6 +380,8 @@ static std::vector<Case> cases_of(const Format& f, int dim) {
 }
 
 int main(int argc, char** argv) {
+    bool quick = argc > 1 && std::string(argv[argc - 1]) == "quick";
+    argc -= quick;
     kernel_folder = argc > 1 ? argv[1] : ".";
     auto arg = [&](int i, const char* otherwise) { return split(argc > i ? argv[i] : otherwise, ','); };
     cudaDeviceProp card;
@@ -406,7 +413,7 @@ int main(int argc, char** argv) {
             bool served = false;
             for (auto& path : paths) served |= serves_prefill(path, dim, f->key, f->value);
             if (!served) continue;
-            for (Case& c : cases_of(*f, dim)) todo.push_back({f, c});
+            for (Case& c : cases_of(*f, dim, quick)) todo.push_back({f, c});
         }
 
     std::mutex card_in_use;
