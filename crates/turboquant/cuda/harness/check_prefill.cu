@@ -306,18 +306,19 @@ static void check(const Case& c, const char* format, const std::string& path, Ta
         double e = norm > 0 ? std::sqrt(diff / norm) : diff == 0 ? 0 : 1e9;
         double before = diff < rounding ? 0 : norm > 0 ? std::sqrt((diff - rounding) / norm) : e;
         double l = std::fabs(c.lse[row] - o.lse[row]);
-        if (!(e <= error)) error = e;
-        if (!(before <= unrounded)) unrounded = before, worst = int64_t(row);
-        if (!(l <= lse_error)) lse_error = l, worst_lse = int64_t(row);
+        // a NaN is the worst there is
+        for (double* x : {&e, &before, &l})
+            if (std::isnan(*x)) *x = INFINITY;
+        error = std::fmax(error, e);
+        if (before > unrounded) unrounded = before, worst = int64_t(row);
+        if (l > lse_error) lse_error = l, worst_lse = int64_t(row);
     }
-    if (!(unrounded <= LIMIT)) complain("error", worst);
-    if (!(lse_error <= LSE_LIMIT)) complain("lse", worst_lse);
-    auto raise = [](double& to, double x) {
-        if (!(x <= to)) to = x;
-    };
-    raise(c.io == ref::BF16 ? tally.bf16 : tally.f16, error);
-    if (c.io == ref::BF16) raise(tally.unrounded, unrounded);
-    raise(tally.lse, lse_error);
+    if (unrounded > LIMIT) complain("error", worst);
+    if (lse_error > LSE_LIMIT) complain("lse", worst_lse);
+    double& raw = c.io == ref::BF16 ? tally.bf16 : tally.f16;
+    raw = std::fmax(raw, error);
+    if (c.io == ref::BF16) tally.unrounded = std::fmax(tally.unrounded, unrounded);
+    tally.lse = std::fmax(tally.lse, lse_error);
     tally.cases++;
     if (!complaints.empty()) {
         tally.failed++;

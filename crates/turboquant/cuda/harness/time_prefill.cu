@@ -176,7 +176,7 @@ int main(int argc, char** argv) {
                         diff += (y - a.out[d]) * (y - a.out[d]), norm += a.out[d] * a.out[d];
                     }
                     double e = std::sqrt(diff / norm);
-                    if (!(e <= error)) error = e;
+                    error = std::isnan(e) ? INFINITY : std::fmax(error, e);
                 }
                 bool ok = finite && !zero && error <= LIMIT;
                 good &= ok;
