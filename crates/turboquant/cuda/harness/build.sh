@@ -1,35 +1,71 @@
 #!/bin/sh
 # Builds the kernels (cubins) and the harness programs with nvcc alone.
 #   build.sh FOLDER [ARCH [LIST]]    ARCH: 90a and the like; LIST: decode variants "D KEY VALUE IO BLOCKS SOFTCAP"
+# Environment, all optional:
+#   FAMILIES   of "decode store prefill": those kernels and their programs (check_store with vLLM's rows needs decode too)
+#   DIMS       only these head_dims, for instance "64 128"
+#   STORES     store variants, "D KEY VALUE IO" each; PREFILLS: prefill variants, "PATH D KEY VALUE IO SOFTCAP" each
+#   PROGRAMS   programs; "" for none
+#   TQ_FLAGS   more options for the kernels
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-out=$1 arch=${2:-90a} list=${3:-}
+out=$1 arch=${2:-90a} decodes=${3:-}
+families=${FAMILIES:-decode store prefill} dims=${DIMS:-64 80 96 128 192 256}
 jobs=$(nproc 2>/dev/null || echo 4)
 mkdir -p "$out"
-if [ -z "$list" ]; then
-    # what check_decode and time_decode ask for
-    list=$(for d in 64 80 96 128 192 256; do for f in "3 5" "2 5" "4 5" "4 6" "2 2" "0 0" "1 1"; do
-        case "$d $f" in 80\ [34]*|96\ [34]*|192\ [34]*) continue ;; esac
-        case $f in 0*) io=0 ;; *) io=1 ;; esac
-        echo "$d $f $io 1 0"
-        echo "$d $f $io 2 0"
-        case $d in 64|128|256)
-            echo "$d $f $io 1 1"
-            case $f in 0*|1*) ;; *) echo "$d $f 0 1 0" ;; esac
-        esac
-    done; done)
-fi
-echo "$list" | xargs -P "$jobs" -L 1 sh -c '
-    nvcc -O3 -std=c++17 -cubin -gencode=arch=compute_$1,code=sm_$1 -DTQ_D=$3 -DTQ_KEY=$4 -DTQ_VALUE=$5 -DTQ_IO=$6 \
-        -DTQ_BLOCKS=$7 -DTQ_SOFTCAP=$8 '"${TQ_FLAGS:-}"' "$2/../decode.cu" -o "$0/decode_d$3_k$4_v$5_io$6_b$7_s$8.cubin"' "$out" "$arch" "$here"
-stores=${STORES:-$(for d in 64 80 96 128 192 256; do for f in "3 5" "2 5" "4 5" "4 6" "2 2" "0 0" "1 1"; do for io in 0 1; do
+builds() { case " $families " in *" $1 "*) ;; *) return 1 ;; esac; }
+
+# Every row format at every head_dim that takes it: "D KEY VALUE".
+rows=$(for d in $dims; do for f in "3 5" "2 5" "4 5" "4 6" "2 2" "0 0" "1 1"; do
     case "$d $f" in 80\ [34]*|96\ [34]*|192\ [34]*) continue ;; esac
-    case "$io $f" in "0 1 1"|"1 0 0") continue ;; esac
-    echo "$d $f $io"
-done; done; done)}
-echo "$stores" | xargs -P "$jobs" -L 1 sh -c '
-    nvcc -O3 -std=c++17 -cubin -gencode=arch=compute_$1,code=sm_$1 -DTQ_D=$3 -DTQ_KEY=$4 -DTQ_VALUE=$5 -DTQ_IO=$6 \
-        "$2/../store.cu" -o "$0/store_d$3_k$4_v$5_io$6.cubin"' "$out" "$arch" "$here"
-for program in ${PROGRAMS:-check_store check_decode time_store time_decode}; do
-    nvcc -O2 -std=c++17 -gencode=arch=compute_$arch,code=sm_$arch "$here/$program.cu" -o "$out/$program" -lcuda
-done
+    echo "$d $f"
+done; done)
+# What the programs ask for: fp16 activations (bf16 for bf16 rows), with a soft cap and with bf16
+# activations at some head_dims.   each_row COMMAND: COMMAND D KEY VALUE IO SOFTCAP
+each_row() {
+    echo "$rows" | while read -r d k v; do
+        io=1; [ "$k" != 0 ] || io=0
+        "$1" "$d" "$k" "$v" $io 0
+        case $d in 64|128|256) "$1" "$d" "$k" "$v" $io 1; [ "$k" -lt 2 ] || "$1" "$d" "$k" "$v" 0 0 ;; esac
+    done
+}
+decode_of() {
+    echo "$1 $2 $3 $4 1 $5"
+    [ "$5" = 1 ] || { [ "$2" -ge 2 ] && [ "$4" = 0 ]; } || echo "$1 $2 $3 $4 2 $5"
+}
+prefill_of() {
+    echo "mma $*"
+    [ "$arch" = 90a ] || return 0
+    # as serves_prefill in gpu.h
+    case "$1 $2" in 64\ [234]|128\ [234]|256\ [34]) echo "wgmma $*" ;; esac
+}
+if builds decode && [ -z "$decodes" ]; then decodes=$(each_row decode_of); fi
+stores= prefills= programs=
+if builds store; then
+    stores=${STORES:-$(echo "$rows" | while read -r d k v; do for io in 0 1; do
+        case "$io $k" in "0 1"|"1 0") ;; *) echo "$d $k $v $io" ;; esac
+    done; done)}
+fi
+if builds prefill; then prefills=${PREFILLS:-$(each_row prefill_of)}; fi
+for family in $families; do programs="$programs check_$family time_$family"; done
+
+# One line a job: a cubin's name, source and macros, or a program. The slow ones first.
+{
+    [ -z "$prefills" ] || echo "$prefills" | while read -r path d k v io s; do
+        case $s in 1|true) s=1 cap=true ;; *) s=0 cap=false ;; esac
+        echo "prefill_${path}_d${d}_k${k}_v${v}_io${io}_s$s prefill_$path.cu -DTQ_D=$d -DTQ_KEY=$k -DTQ_VALUE=$v -DTQ_IO=$io -DTQ_SOFTCAP=$cap"
+    done
+    for program in ${PROGRAMS-$programs}; do echo "$program program"; done
+    [ -z "$decodes" ] || echo "$decodes" | while read -r d k v io b s; do
+        echo "decode_d${d}_k${k}_v${v}_io${io}_b${b}_s$s decode.cu -DTQ_D=$d -DTQ_KEY=$k -DTQ_VALUE=$v -DTQ_IO=$io -DTQ_BLOCKS=$b -DTQ_SOFTCAP=$s"
+    done
+    [ -z "$stores" ] || echo "$stores" | while read -r d k v io; do
+        echo "store_d${d}_k${k}_v${v}_io$io store.cu -DTQ_D=$d -DTQ_KEY=$k -DTQ_VALUE=$v -DTQ_IO=$io"
+    done
+} | xargs -P "$jobs" -L 1 sh -c '
+    out=$0 target="-gencode=arch=compute_$1,code=sm_$1" here=$2 name=$3 source=$4
+    shift 4
+    if [ "$source" = program ]; then
+        exec nvcc -O2 -std=c++17 "$target" "$here/$name.cu" -o "$out/$name" -lcuda
+    fi
+    exec nvcc -O3 -std=c++17 -cubin "$target" "$@" '"${TQ_FLAGS:-}"' "$here/../$source" -o "$out/$name.cubin"' "$out" "$arch" "$here"

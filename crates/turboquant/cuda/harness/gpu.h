@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "../layout.cuh"
 #include "../params.cuh"
 
 #define CUDA(call)                                                                                     \
@@ -96,6 +97,23 @@ inline DecodeLaunch decode_launch(int dim, int key, int value, int io, int rows,
     CUDA(cudaGetDevice(&device));
     CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
     return {&k, grid ? grid : sms * k.info[3]};
+}
+
+// Whether `path` ("mma" or "wgmma") has a kernel for the rows; build.sh builds the same ones.
+inline bool serves_prefill(const std::string& path, int dim, int key, int value) {
+    if (path == "mma") return true;
+    bool rotated = key == tq::LLOYD4 || key == tq::LLOYD3, bytes = key == tq::FP8;
+    return ((dim == 64 || dim == 128) && (rotated || bytes)) || (dim == 256 && rotated);
+}
+inline Kernel& load_prefill(const std::string& path, int dim, int key, int value, int io, bool softcap) {
+    char name[96];
+    std::snprintf(name, sizeof name, "prefill_%s_d%d_k%d_v%d_io%d_s%d", path.c_str(), dim, key, value, io, int(softcap));
+    return load_kernel(name, "turboquant_prefill", 1);
+}
+inline void launch_prefill(const Kernel& k, tq::PrefillParams params, int num_tokens, cudaStream_t stream) {
+    void* args[] = {&params};
+    int64_t tiles = int64_t(num_tokens) * params.gqa_group / k.info[2] + params.num_seqs;
+    DRIVER(cuLaunchKernel(k.function, unsigned(params.num_kv_heads * tiles), 1, 1, k.info[0], 1, 1, k.info[1], stream, args, nullptr));
 }
 
 template <class T>

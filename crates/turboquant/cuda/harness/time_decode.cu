@@ -5,41 +5,10 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
-#include <sstream>
 
+#include "arguments.h"
 #include "gpu.h"
-#include "reference.h"
-
-__device__ unsigned hash(unsigned long long x) {
-    x ^= x >> 33, x *= 0xff51afd7ed558ccdull, x ^= x >> 33, x *= 0xc4ceb9fe1a85ec53ull, x ^= x >> 33;
-    return unsigned(x);
-}
-// Codes at random, floats of moderate size; fields near those of normal rows.
-__global__ void fill_pages(unsigned* words, size_t total, size_t code_words, size_t key_words, size_t unit_words, int key,
-                           int value, int fields) {
-    for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < total; i += size_t(gridDim.x) * blockDim.x) {
-        size_t at = i % unit_words;
-        unsigned r = hash(i), w = r;
-        if (at < code_words) {
-            int format = at < key_words ? key : value;
-            if (format == ref::FP8) w = (r & 0x87878787u) | 0x30303030u | ((r >> 3) & 0x08080808u);
-            if (format == ref::BF16) w = (r & 0x807f807fu) | 0x3f003f00u;
-            if (format == ref::F16) w = (r & 0x83ff83ffu) | 0x38003800u;
-        } else {
-            int field = (at - code_words) / 8;
-            unsigned base = fields == 3 && field == 0 ? 0x93009300u : field == fields - 2 ? 0x32663266u : 0xbe00be00u;
-            w = base ^ (r & 0x001f001fu);
-        }
-        words[i] = w;
-    }
-}
-
-static std::vector<std::string> split(const std::string& s, char by) {
-    std::vector<std::string> out;
-    std::stringstream in(s);
-    for (std::string x; std::getline(in, x, by);) out.push_back(x);
-    return out;
-}
+#include "random_pages.h"
 
 int main(int argc, char** argv) {
     kernel_folder = argc > 1 ? argv[1] : ".";
@@ -72,8 +41,7 @@ int main(int argc, char** argv) {
             ref::Layout layout{dim, key, value, kv, int(PAGE), book};
             size_t page_bytes = layout.page_bytes();
             Device<uint8_t> pool(pages * page_bytes);
-            fill_pages<<<4096, 256>>>(reinterpret_cast<unsigned*>(pool.at), pages * page_bytes / 4, layout.unit_code_bytes() / 4,
-                                      layout.key_words() * 32, layout.unit_bytes() / 4, key, value, layout.num_fields());
+            fill_pages_of(layout, pool.at, pages * page_bytes);
             CUDA(cudaDeviceSynchronize());
             auto launch = decode_launch(dim, key, value, ref::BF16, gqa, false, grid);
             std::mt19937 rng(3);

@@ -154,7 +154,7 @@ fn machine_code(program: sys::nvrtcProgram) -> Result<Vec<u8>, result::NvrtcErro
 mod tests {
     use super::*;
     use crate::{
-        cuda::variant::{GpuRows, IoDtype},
+        cuda::variant::{GpuRows, IoDtype, PrefillShape, select_prefill},
         format::{CacheDtype, NativeDtype, Preset},
     };
 
@@ -167,6 +167,21 @@ mod tests {
     fn targets_of_cards() {
         let names: Vec<String> = [(8, 0), (8, 9), (9, 0), (10, 0)].map(|(a, b)| target_of(a, b)).to_vec();
         assert_eq!(names, ["80", "89", "90a", "100a"]);
+    }
+
+    /// With NVRTC on the machine the one text of every prefill kernel compiles.
+    #[test]
+    fn prefill_compiles_or_says_what_is_missing() {
+        let format = CacheDtype::TurboQuant(Preset::FourBitNc).row_format(NativeDtype::Bf16);
+        for capability in [(8, 0), (9, 0)] {
+            let shape =
+                PrefillShape { format, head_dim: 128, io: IoDtype::Bf16, alibi: false, softcap: true };
+            let choice = select_prefill(capability, &shape).unwrap();
+            match cubin(&choice.variant, &target_of(capability.0, capability.1), None) {
+                Ok(code) => assert!(is_elf(&code)),
+                Err(error) => assert!(matches!(error, GpuError::NoNvrtc { .. }), "{error}"),
+            }
+        }
     }
 
     /// With NVRTC on the machine the kernel compiles, is kept, and comes back from the disk; without it

@@ -9,19 +9,22 @@ use cudarc::driver::{
 
 use super::{
     GpuError, compile, driver_error,
-    params::{DecodeParams, StoreParams},
-    variant::{GpuRows, Variant, check_page_size},
+    params::{DecodeParams, PrefillParams, StoreParams},
+    variant::{GpuRows, PrefillChoice, PrefillShape, Variant, check_page_size, select_prefill},
 };
 
 // SAFETY: repr(C) structs of numbers, as the kernels declare them (params.cuh).
 unsafe impl DeviceRepr for DecodeParams {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for StoreParams {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for PrefillParams {}
 
 /// A card, and the kernels it has been asked for.
 #[derive(Debug, Clone)]
 pub struct Gpu {
     context: Arc<CudaContext>,
+    capability: (i32, i32),
     target: String,
     multiprocessors: u32,
 }
@@ -38,12 +41,13 @@ impl Gpu {
         }
         let what = || format!("opening GPU {ordinal}");
         let context = CudaContext::new(ordinal).map_err(|error| driver_error(what(), &error))?;
-        let (major, minor) = context.compute_capability().map_err(|error| driver_error(what(), &error))?;
+        let capability = context.compute_capability().map_err(|error| driver_error(what(), &error))?;
         let count = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let multiprocessors = context.attribute(count).map_err(|error| driver_error(what(), &error))?;
         Ok(Gpu {
             context,
-            target: compile::target_of(major, minor),
+            capability,
+            target: compile::target_of(capability.0, capability.1),
             multiprocessors: multiprocessors.max(1) as u32,
         })
     }
@@ -51,6 +55,11 @@ impl Gpu {
     /// The context, for streams and memory.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.context
+    }
+
+    /// The compute capability, major and minor.
+    pub fn capability(&self) -> (i32, i32) {
+        self.capability
     }
 
     /// Target of the kernels, `90a` and the like.
@@ -89,6 +98,32 @@ struct Loaded {
     info: Vec<u32>,
 }
 
+impl Loaded {
+    /// Lets the kernel take the dynamic shared memory that its facts ask for.
+    fn take_shared_memory(&self, variant: &Variant) -> Result<(), GpuError> {
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let set = self.function.set_attribute(attribute, self.info[1] as i32);
+        set.map_err(|error| driver_error(format!("preparing kernel {variant}"), &error))
+    }
+}
+
+fn refuse<T>(variant: &Variant, what: &'static str, got: i64, expected: &str) -> Result<T, GpuError> {
+    Err(GpuError::Argument { kernel: variant.to_string(), what, got, expected: expected.to_owned() })
+}
+
+/// A kernel is made with or without a soft cap; the parameters must mean the same.
+fn check_softcap(variant: &Variant, softcap: f32) -> Result<(), GpuError> {
+    match variant.softcap() {
+        Some(true) if !(softcap > 0.0 && softcap.is_finite()) => {
+            refuse(variant, "softcap", softcap as i64, "a cap above 0, or to be loaded without one")
+        }
+        Some(false) if softcap != 0.0 => {
+            refuse(variant, "softcap", softcap as i64, "0, or to be loaded with a soft cap")
+        }
+        _ => Ok(()),
+    }
+}
+
 /// A decode kernel on a card.
 #[derive(Debug, Clone)]
 pub struct DecodeKernel {
@@ -111,11 +146,7 @@ impl DecodeKernel {
     ) -> Result<DecodeKernel, GpuError> {
         let variant = Variant::decode(rows, query_rows, softcap);
         let loaded = gpu.load(&variant, 6)?;
-        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        loaded
-            .function
-            .set_attribute(attribute, loaded.info[1] as i32)
-            .map_err(|error| driver_error(format!("preparing kernel {variant}"), &error))?;
+        loaded.take_shared_memory(&variant)?;
         let grid = gpu.multiprocessors * loaded.info[3].max(1);
         Ok(DecodeKernel { variant, loaded, grid, head_dim: rows.head_dim })
     }
@@ -139,14 +170,7 @@ impl DecodeKernel {
     /// # Errors
     /// Numbers that the kernel cannot serve, and CUDA's own.
     pub unsafe fn launch(&self, stream: &Arc<CudaStream>, params: &DecodeParams) -> Result<(), GpuError> {
-        let refuse = |what, got: i64, expected: &str| {
-            Err(GpuError::Argument {
-                kernel: self.variant.to_string(),
-                what,
-                got,
-                expected: expected.to_owned(),
-            })
-        };
+        let refuse = |what, got, expected: &str| refuse(&self.variant, what, got, expected);
         check_page_size(usize::try_from(params.page_size).unwrap_or(0))?;
         for (what, got) in [
             ("num_kv_heads", params.num_kv_heads),
@@ -165,6 +189,7 @@ impl DecodeKernel {
                 refuse("num_seqs", i64::from(params.num_seqs), "0 or more")
             };
         }
+        check_softcap(&self.variant, params.softcap)?;
         // list indices are 32 bits wide
         let rows = i64::from(params.gqa_group) * i64::from(params.q_len);
         let lists = i64::from(params.num_kv_heads) * (rows + 7) / 8;
@@ -187,6 +212,129 @@ impl DecodeKernel {
             )
         };
         launched.map(|_| ()).map_err(|error| driver_error(what(), &error))
+    }
+}
+
+/// A prefill kernel on a card.
+#[derive(Debug, Clone)]
+pub struct PrefillKernel {
+    choice: PrefillChoice,
+    loaded: Loaded,
+}
+
+impl PrefillKernel {
+    /// The kernel that [`select_prefill`] names for this card.
+    ///
+    /// # Errors
+    /// Shapes without a kernel, compiling and loading.
+    pub fn load(gpu: &Gpu, shape: &PrefillShape) -> Result<PrefillKernel, GpuError> {
+        let choice = select_prefill(gpu.capability, shape)?;
+        let loaded = gpu.load(&choice.variant, 3)?;
+        loaded.take_shared_memory(&choice.variant)?;
+        Ok(PrefillKernel { choice, loaded })
+    }
+
+    /// Which kernel this is, and why; prints as one line.
+    pub fn choice(&self) -> &PrefillChoice {
+        &self.choice
+    }
+
+    /// Attention of `num_tokens` new tokens, the last of `query_starts`, on `stream`. No workspace is needed.
+    ///
+    /// # Safety
+    /// Every address of `params` points to device memory as its field says, of the sizes that
+    /// `num_tokens` and the lengths on the device imply.
+    ///
+    /// # Errors
+    /// Numbers that the kernel cannot serve, and CUDA's own.
+    pub unsafe fn launch(
+        &self,
+        stream: &Arc<CudaStream>,
+        params: &PrefillParams,
+        num_tokens: usize,
+    ) -> Result<(), GpuError> {
+        let Some(grid) = prefill_grid(&self.choice.variant, self.loaded.info[2], params, num_tokens)? else {
+            return Ok(());
+        };
+        let config = LaunchConfig {
+            grid_dim: (grid, 1, 1),
+            block_dim: (self.loaded.info[0], 1, 1),
+            shared_mem_bytes: self.loaded.info[1],
+        };
+        // SAFETY: the kernel takes one PrefillParams by value; the caller vouches for its addresses.
+        let launched = unsafe { stream.launch_builder(&self.loaded.function).arg(params).launch(config) };
+        let what = || {
+            format!(
+                "launching {} for {num_tokens} tokens of {} requests",
+                self.choice.variant, params.num_seqs
+            )
+        };
+        launched.map(|_| ()).map_err(|error| driver_error(what(), &error))
+    }
+}
+
+/// CTAs of a prefill launch: a tile has `tile_rows` query rows of one request and KV head, and each request
+/// may leave one unfinished. None if there is nothing to do.
+fn prefill_grid(
+    variant: &Variant,
+    tile_rows: u32,
+    params: &PrefillParams,
+    num_tokens: usize,
+) -> Result<Option<u32>, GpuError> {
+    let refuse = |what, got, expected: &str| refuse(variant, what, got, expected);
+    check_page_size(usize::try_from(params.page_size).unwrap_or(0))?;
+    for (what, got, least) in [
+        ("num_kv_heads", params.num_kv_heads, 1),
+        ("gqa_group", params.gqa_group, 1),
+        ("num_seqs", params.num_seqs, 0),
+        ("max_pages", params.max_pages, 0),
+        ("window", params.window, 0),
+    ] {
+        if got < least {
+            return refuse(what, i64::from(got), if least == 1 { "1 or more" } else { "0 or more" });
+        }
+    }
+    check_softcap(variant, params.softcap)?;
+    if params.num_seqs == 0 && num_tokens > 0 {
+        return refuse("num_seqs", 0, "1 or more where there are tokens");
+    }
+    if num_tokens == 0 {
+        return Ok(None);
+    }
+    let row = i64::from(params.num_kv_heads) * variant.head_dim() as i64;
+    for (what, stride) in [("key_stride", params.key_stride), ("value_stride", params.value_stride)] {
+        if stride < row || !stride.unsigned_abs().is_multiple_of(8) {
+            return refuse(
+                what,
+                stride,
+                &format!("a multiple of 8, {row} (num_kv_heads * head_dim) or more"),
+            );
+        }
+    }
+    // copies of 16 bytes
+    for (what, address) in [
+        ("out", params.out),
+        ("q", params.q),
+        ("key", params.key),
+        ("value", params.value),
+        ("pages", params.pages),
+    ] {
+        if !address.is_multiple_of(16) {
+            return refuse(what, address as i64, "an address that is a multiple of 16");
+        }
+    }
+    if params.page_bytes < 0 || !params.page_bytes.unsigned_abs().is_multiple_of(16) {
+        return refuse("page_bytes", params.page_bytes, "a multiple of 16");
+    }
+    // rows of a KV head are counted in 32 bits, and so are CTAs
+    let rows = num_tokens.checked_mul(params.gqa_group as usize).filter(|rows| *rows < 1 << 31);
+    let Some(rows) = rows else {
+        return refuse("num_tokens", num_tokens as i64, "fewer than 2^31 query rows of a KV head");
+    };
+    let tiles = rows as u64 / u64::from(tile_rows.max(1)) + params.num_seqs as u64;
+    match tiles.checked_mul(params.num_kv_heads as u64).filter(|grid| *grid < 1 << 31) {
+        Some(grid) => Ok(Some(grid as u32)),
+        None => refuse("num_tokens", num_tokens as i64, "fewer than 2^31 tiles over all KV heads"),
     }
 }
 
@@ -239,6 +387,10 @@ impl StoreKernel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        cuda::variant::IoDtype,
+        format::{CacheDtype, NativeDtype, Preset},
+    };
 
     /// A machine without a card gets a sentence; one with a card opens it.
     #[test]
@@ -253,5 +405,86 @@ mod tests {
                 );
             }
         }
+    }
+
+    fn prefill(softcap: bool) -> Variant {
+        let format = CacheDtype::TurboQuant(Preset::FourBitNc).row_format(NativeDtype::Bf16);
+        let shape = PrefillShape { format, head_dim: 128, io: IoDtype::Bf16, alibi: false, softcap };
+        select_prefill((9, 0), &shape).unwrap().variant
+    }
+
+    const PREFILL: PrefillParams = PrefillParams {
+        out: 0x1000,
+        lse: 0,
+        q: 0x2000,
+        key: 0x3000,
+        value: 0x4000,
+        pages: 0x5000,
+        block_tables: 0x6000,
+        query_starts: 0x7000,
+        prefix_lens: 0x8000,
+        sinks: 0,
+        page_bytes: 16 * 8 * 134,
+        key_stride: 8 * 128,
+        value_stride: 8 * 128,
+        codebook: [0; 2],
+        num_seqs: 3,
+        num_kv_heads: 8,
+        gqa_group: 4,
+        page_size: 16,
+        max_pages: 10,
+        window: 0,
+        sm_scale: 0.1,
+        softcap: 0.0,
+    };
+
+    #[test]
+    fn a_prefill_grid_has_a_tile_for_every_row() {
+        // one whole tile of 128 rows and a rest: at most tokens * 4 / 128 + 3 tiles, of 8 heads
+        for (tokens, want) in
+            [(0, None), (1, Some(8 * 3)), (32, Some(8 * 4)), (33, Some(8 * 4)), (8192, Some(8 * 259))]
+        {
+            assert_eq!(prefill_grid(&prefill(false), 128, &PREFILL, tokens).unwrap(), want, "{tokens}");
+        }
+        let nothing = PrefillParams { num_seqs: 0, max_pages: 0, ..PREFILL };
+        assert_eq!(prefill_grid(&prefill(false), 128, &nothing, 0).unwrap(), None);
+    }
+
+    #[test]
+    fn a_prefill_that_cannot_run_is_a_sentence() {
+        let cases = [
+            (PrefillParams { page_size: 24, ..PREFILL }, "pages of 24 tokens"),
+            (PrefillParams { num_kv_heads: 0, ..PREFILL }, "num_kv_heads 0, and needs 1 or more"),
+            (PrefillParams { gqa_group: -1, ..PREFILL }, "gqa_group -1"),
+            (PrefillParams { num_seqs: 0, ..PREFILL }, "where there are tokens"),
+            (PrefillParams { window: -5, ..PREFILL }, "window -5, and needs 0 or more"),
+            (PrefillParams { softcap: 30.0, ..PREFILL }, "softcap 30, and needs 0"),
+            (
+                PrefillParams { key_stride: 1000, ..PREFILL },
+                "key_stride 1000, and needs a multiple of 8, 1024",
+            ),
+            (PrefillParams { value_stride: 1028, ..PREFILL }, "value_stride 1028"),
+            (PrefillParams { q: 0x2008, ..PREFILL }, "q 8200, and needs an address"),
+            (PrefillParams { page_bytes: 17_150, ..PREFILL }, "page_bytes 17150"),
+            (
+                PrefillParams {
+                    num_kv_heads: 1 << 20,
+                    key_stride: 1 << 27,
+                    value_stride: 1 << 27,
+                    num_seqs: 1 << 12,
+                    ..PREFILL
+                },
+                "2^31 tiles",
+            ),
+            (PrefillParams { gqa_group: i32::MAX, ..PREFILL }, "2^31 query rows"),
+        ];
+        for (params, sentence) in cases {
+            let text = prefill_grid(&prefill(false), 128, &params, 100).unwrap_err().to_string();
+            assert!(text.contains(sentence), "{text}");
+        }
+        let text = prefill_grid(&prefill(true), 128, &PREFILL, 100).unwrap_err().to_string();
+        assert!(text.contains("soft cap") && text.contains("softcap 0, and needs a cap above 0"), "{text}");
+        let capped = PrefillParams { softcap: 30.0, ..PREFILL };
+        assert!(prefill_grid(&prefill(true), 128, &capped, 100).unwrap().is_some());
     }
 }

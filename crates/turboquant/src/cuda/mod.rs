@@ -1,4 +1,4 @@
-//! Kernels for NVIDIA cards: store and decode over packed pages in device memory.
+//! Kernels for NVIDIA cards: store, decode and prefill over packed pages in device memory.
 //!
 //! The sources stand in `crates/turboquant/cuda`: device code with raw pointers and one parameter struct
 //! each ([`params`]), no framework. [`variant`] says which kernel serves a shape, or in one sentence why

@@ -78,6 +78,58 @@ pub struct StoreParams {
     pub midpoints: [f32; 15],
 }
 
+/// Parameters of a prefill launch. Request `s` has the new tokens `query_starts[s] .. query_starts[s + 1]`, at
+/// positions `prefix_lens[s]` and on; they see the packed tokens before them and the raw keys and values
+/// of the new ones, causally.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PrefillParams {
+    /// bf16 or fp16 `[num_tokens, num_qo_heads, head_dim]`.
+    pub out: u64,
+    /// f32 `[num_tokens, num_qo_heads]`, natural log, sinks included; or 0.
+    pub lse: u64,
+    /// `[num_tokens, num_qo_heads, head_dim]`, not rotated.
+    pub q: u64,
+    /// `[num_tokens, num_kv_heads, head_dim]`: keys of the new tokens, as they came.
+    pub key: u64,
+    /// As `key`.
+    pub value: u64,
+    /// `[num_pages, page_bytes]`.
+    pub pages: u64,
+    /// i32 `[num_seqs, max_pages]`.
+    pub block_tables: u64,
+    /// i32 `[num_seqs + 1]`: first new token of each request, ascending from 0.
+    pub query_starts: u64,
+    /// i32 `[num_seqs]`: tokens in pages before the first new one.
+    pub prefix_lens: u64,
+    /// f32 `[num_qo_heads]`, or 0.
+    pub sinks: u64,
+    /// Bytes of a page.
+    pub page_bytes: i64,
+    /// Elements from a token's key to the next.
+    pub key_stride: i64,
+    /// Elements from a token's value to the next.
+    pub value_stride: i64,
+    /// See [`codebook_words`].
+    pub codebook: [u32; 2],
+    /// Requests.
+    pub num_seqs: i32,
+    /// KV heads.
+    pub num_kv_heads: i32,
+    /// Query heads of a KV head.
+    pub gqa_group: i32,
+    /// Tokens of a page, a multiple of 16.
+    pub page_size: i32,
+    /// Columns of `block_tables`.
+    pub max_pages: i32,
+    /// Tokens a query sees, itself included; 0: all.
+    pub window: i32,
+    /// Factor of the scores.
+    pub sm_scale: f32,
+    /// Soft cap of the scores; 0: none.
+    pub softcap: f32,
+}
+
 // The same numbers are asserted in params.cuh.
 const _: () = assert!(size_of::<DecodeParams>() == 128);
 const _: () = assert!(std::mem::offset_of!(DecodeParams, page_bytes) == 72);
@@ -86,6 +138,11 @@ const _: () = assert!(std::mem::offset_of!(DecodeParams, softcap) == 120);
 const _: () = assert!(size_of::<StoreParams>() == 136);
 const _: () = assert!(std::mem::offset_of!(StoreParams, codebook) == 56);
 const _: () = assert!(std::mem::offset_of!(StoreParams, midpoints) == 76);
+const _: () = assert!(size_of::<PrefillParams>() == 144);
+const _: () = assert!(std::mem::offset_of!(PrefillParams, page_bytes) == 80);
+const _: () = assert!(std::mem::offset_of!(PrefillParams, codebook) == 104);
+const _: () = assert!(std::mem::offset_of!(PrefillParams, num_seqs) == 112);
+const _: () = assert!(std::mem::offset_of!(PrefillParams, softcap) == 140);
 
 /// The codebook as the kernels multiply with it: odd integers in the centroids' proportions, one per
 /// code. The largest is the one up to 255 with which 16 levels fit well; 8 levels fit with 255. Rounding

@@ -17,7 +17,9 @@ const ROWS_OF_TWO_BLOCKS: usize = 8;
 #[non_exhaustive]
 pub enum VariantError {
     /// A width outside the kernels'.
-    #[error("no GPU kernel serves head_dim {got}; a multiple of 16 from 16 to {MAX_GPU_HEAD_DIM} is needed")]
+    #[error(
+        "no GPU kernel serves head_dim {got}, only multiples of 16 up to {MAX_GPU_HEAD_DIM}; the CPU kernels take other widths"
+    )]
     HeadDim {
         /// The width asked for.
         got: usize,
@@ -44,6 +46,21 @@ pub enum VariantError {
         /// Tokens of a page.
         got: usize,
     },
+    /// A card older than the kernels.
+    #[error(
+        "no GPU kernel runs on compute capability {major}.{minor}; 8.0 or later is needed (Ampere, Ada, Hopper, Blackwell)"
+    )]
+    Capability {
+        /// Major number of the card's.
+        major: i32,
+        /// Minor number.
+        minor: i32,
+    },
+    /// A position bias that no kernel adds.
+    #[error(
+        "no kernel adds ALiBi slopes, and attention without them would be wrong; run a model with another position encoding"
+    )]
+    Alibi,
 }
 
 /// Dtype of keys, values, queries and outputs.
@@ -154,6 +171,110 @@ pub fn check_page_size(page_size: usize) -> Result<(), VariantError> {
     }
 }
 
+/// How a prefill kernel multiplies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PrefillPath {
+    /// `mma.sync`: compute capability 8.0 and later.
+    Mma,
+    /// Warpgroup products: compute capability 9.0 alone.
+    Wgmma,
+}
+
+/// The rows for which there is a wgmma kernel, because its tiles fit the shared memory: head_dim, and
+/// key formats (numbers of `tq::Format`: 2 fp8, 3 and 4 Lloyd-Max of 4 and 3 bits).
+const WGMMA_ROWS: [(usize, &[u8]); 3] = [(64, &[2, 3, 4]), (128, &[2, 3, 4]), (256, &[3, 4])];
+
+/// What a layer asks of prefill.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PrefillShape {
+    /// Rows of the pages.
+    pub format: RowFormat,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Dtype of queries, keys, values and outputs.
+    pub io: IoDtype,
+    /// Whether scores get ALiBi slopes.
+    pub alibi: bool,
+    /// Whether scores are capped.
+    pub softcap: bool,
+}
+
+/// The kernel that serves a [`PrefillShape`]; prints as one line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PrefillChoice {
+    /// The kernel.
+    pub variant: Variant,
+    /// Why this one.
+    pub reason: PrefillReason,
+}
+
+/// Why a [`PrefillPath`] was chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PrefillReason {
+    /// wgmma: the card has it, and the rows fit.
+    Wgmma,
+    /// mma.sync: the card has no wgmma.
+    Card {
+        /// Major number of its compute capability.
+        major: i32,
+        /// Minor number.
+        minor: i32,
+    },
+    /// mma.sync: there is no wgmma kernel for these rows.
+    Rows,
+}
+
+/// The prefill kernel for `shape` on a card of the compute capability `(major, minor)`, and why.
+///
+/// # Errors
+/// Cards, widths, rows and position biases without a kernel.
+///
+/// ```
+/// use turboquant::{cuda::variant::{IoDtype, PrefillShape, select_prefill}, format::{CacheDtype, NativeDtype, Preset}};
+/// let format = CacheDtype::TurboQuant(Preset::FourBitNc).row_format(NativeDtype::Bf16);
+/// let shape = PrefillShape { format, head_dim: 128, io: IoDtype::Bf16, alibi: false, softcap: false };
+/// let choice = select_prefill((8, 9), &shape).unwrap();
+/// assert!(choice.to_string().ends_with("the card's compute capability is 8.9, and wgmma needs 9.0"));
+/// assert!(select_prefill((9, 0), &PrefillShape { alibi: true, ..shape }).is_err());
+/// ```
+pub fn select_prefill(
+    (major, minor): (i32, i32),
+    shape: &PrefillShape,
+) -> Result<PrefillChoice, VariantError> {
+    if major < 8 {
+        return Err(VariantError::Capability { major, minor });
+    }
+    if shape.alibi {
+        return Err(VariantError::Alibi);
+    }
+    let rows = GpuRows::new(shape.format, shape.head_dim, shape.io)?;
+    let fits = WGMMA_ROWS.iter().any(|(dim, keys)| *dim == rows.head_dim && keys.contains(&rows.key));
+    let (path, reason) = match (major, minor) {
+        (9, 0) if fits => (PrefillPath::Wgmma, PrefillReason::Wgmma),
+        (9, 0) => (PrefillPath::Mma, PrefillReason::Rows),
+        _ => (PrefillPath::Mma, PrefillReason::Card { major, minor }),
+    };
+    Ok(PrefillChoice { variant: Variant::Prefill { rows, softcap: shape.softcap, path }, reason })
+}
+
+impl fmt::Display for PrefillReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PrefillReason::Wgmma => f.write_str("the card has wgmma, and these rows fit its tiles"),
+            PrefillReason::Card { major, minor } => {
+                write!(f, "the card's compute capability is {major}.{minor}, and wgmma needs 9.0")
+            }
+            PrefillReason::Rows => f.write_str("there is no wgmma kernel for these rows at this head_dim"),
+        }
+    }
+}
+
+impl fmt::Display for PrefillChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.variant, self.reason)
+    }
+}
+
 /// One compiled kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Variant {
@@ -170,6 +291,15 @@ pub enum Variant {
     Store {
         /// The rows.
         rows: GpuRows,
+    },
+    /// Attention of new tokens over packed pages and their own raw keys and values.
+    Prefill {
+        /// The rows of the pages.
+        rows: GpuRows,
+        /// Whether scores are capped.
+        softcap: bool,
+        /// How it multiplies.
+        path: PrefillPath,
     },
 }
 
@@ -189,6 +319,7 @@ impl Variant {
         match self {
             Variant::Decode { .. } => "turboquant_decode",
             Variant::Store { .. } => "turboquant_store",
+            Variant::Prefill { .. } => "turboquant_prefill",
         }
     }
 
@@ -196,12 +327,25 @@ impl Variant {
         match self {
             Variant::Decode { .. } => "turboquant_decode_info",
             Variant::Store { .. } => "turboquant_store_info",
+            Variant::Prefill { .. } => "turboquant_prefill_info",
         }
+    }
+
+    pub(crate) fn head_dim(&self) -> usize {
+        self.rows().head_dim
     }
 
     fn rows(&self) -> GpuRows {
         match self {
-            Variant::Decode { rows, .. } | Variant::Store { rows } => *rows,
+            Variant::Decode { rows, .. } | Variant::Store { rows } | Variant::Prefill { rows, .. } => *rows,
+        }
+    }
+
+    /// Whether scores are capped; none for kernels without scores.
+    pub(crate) fn softcap(&self) -> Option<bool> {
+        match self {
+            Variant::Decode { softcap, .. } | Variant::Prefill { softcap, .. } => Some(*softcap),
+            Variant::Store { .. } => None,
         }
     }
 
@@ -214,8 +358,10 @@ impl Variant {
             format!("TQ_VALUE={value}"),
             format!("TQ_IO={}", io as u8),
         ];
-        if let Variant::Decode { blocks, softcap, .. } = self {
+        if let Variant::Decode { blocks, .. } = self {
             defines.push(format!("TQ_BLOCKS={blocks}"));
+        }
+        if let Some(softcap) = self.softcap() {
             defines.push(format!("TQ_SOFTCAP={softcap}"));
         }
         defines
@@ -242,6 +388,29 @@ impl Variant {
                 include_str!("../../cuda/store.cuh"),
                 include_str!("../../cuda/store.cu"),
             ],
+            Variant::Prefill { path: PrefillPath::Mma, .. } => &[
+                include_str!("../../cuda/gpu.cuh"),
+                include_str!("../../cuda/layout.cuh"),
+                include_str!("../../cuda/params.cuh"),
+                include_str!("../../cuda/rotate.cuh"),
+                include_str!("../../cuda/rows.cuh"),
+                include_str!("../../cuda/ring.cuh"),
+                include_str!("../../cuda/prefill.cuh"),
+                include_str!("../../cuda/prefill_mma.cuh"),
+                include_str!("../../cuda/prefill_mma.cu"),
+            ],
+            Variant::Prefill { path: PrefillPath::Wgmma, .. } => &[
+                include_str!("../../cuda/gpu.cuh"),
+                include_str!("../../cuda/layout.cuh"),
+                include_str!("../../cuda/params.cuh"),
+                include_str!("../../cuda/rotate.cuh"),
+                include_str!("../../cuda/rows.cuh"),
+                include_str!("../../cuda/ring.cuh"),
+                include_str!("../../cuda/prefill.cuh"),
+                include_str!("../../cuda/wgmma.cuh"),
+                include_str!("../../cuda/prefill_wgmma.cuh"),
+                include_str!("../../cuda/prefill_wgmma.cu"),
+            ],
         };
         let own = |line: &&str| !line.starts_with("#include") && !line.starts_with("#pragma once");
         parts.iter().flat_map(|part| part.lines().filter(own)).flat_map(|line| [line, "\n"]).collect()
@@ -266,6 +435,14 @@ impl fmt::Display for Variant {
             }
             Variant::Store { .. } => {
                 write!(f, "store (head_dim {head_dim}, {key} keys, {value} values, {io})")
+            }
+            Variant::Prefill { softcap, path, .. } => {
+                let cap = if *softcap { ", soft cap" } else { "" };
+                let path = match path {
+                    PrefillPath::Mma => "mma.sync",
+                    PrefillPath::Wgmma => "wgmma",
+                };
+                write!(f, "prefill by {path} (head_dim {head_dim}, {key} keys, {value} values, {io}{cap})")
             }
         }
     }
@@ -314,5 +491,79 @@ mod tests {
         }
         let source = Variant::decode(rows, 1, false).source();
         assert!(!source.contains("#include") && source.contains("turboquant_decode("));
+    }
+
+    /// Card, head_dim, ALiBi and soft cap against the kernel that serves them, or the sentence.
+    #[test]
+    fn one_function_chooses_the_prefill_kernel() {
+        use PrefillPath::{Mma, Wgmma};
+        use PrefillReason as Why;
+        let preset = |p| CacheDtype::TurboQuant(p).row_format(NativeDtype::Bf16);
+        let (four, k8v4) = (preset(Preset::FourBitNc), preset(Preset::K8V4));
+        let (fp8, auto) =
+            (CacheDtype::Fp8.row_format(NativeDtype::Bf16), CacheDtype::Auto.row_format(NativeDtype::Bf16));
+        let (ada, hopper, blackwell) = ((8, 9), (9, 0), (10, 0));
+        let not_hopper = |(major, minor)| Why::Card { major, minor };
+        let served = [
+            (hopper, four, 64, Wgmma, Why::Wgmma),
+            (hopper, four, 128, Wgmma, Why::Wgmma),
+            (hopper, four, 256, Wgmma, Why::Wgmma),
+            (hopper, preset(Preset::K3V4Nc), 128, Wgmma, Why::Wgmma),
+            (hopper, preset(Preset::ThreeBitNc), 256, Wgmma, Why::Wgmma),
+            (hopper, k8v4, 128, Wgmma, Why::Wgmma),
+            (hopper, k8v4, 256, Mma, Why::Rows),
+            (hopper, fp8, 64, Wgmma, Why::Wgmma),
+            (hopper, fp8, 96, Mma, Why::Rows),
+            (hopper, auto, 128, Mma, Why::Rows),
+            ((8, 0), four, 128, Mma, not_hopper((8, 0))),
+            (ada, four, 128, Mma, not_hopper(ada)),
+            (ada, k8v4, 80, Mma, not_hopper(ada)),
+            (blackwell, four, 128, Mma, not_hopper(blackwell)),
+            ((12, 0), auto, 192, Mma, not_hopper((12, 0))),
+        ];
+        for softcap in [false, true] {
+            for (card, format, head_dim, path, reason) in served {
+                let shape = PrefillShape { format, head_dim, io: IoDtype::Bf16, alibi: false, softcap };
+                let choice = select_prefill(card, &shape).unwrap();
+                assert_eq!(choice.reason, reason, "{card:?} {choice}");
+                assert!(
+                    matches!(choice.variant, Variant::Prefill { path: p, softcap: s, .. } if p == path && s == softcap),
+                    "{card:?} {choice}"
+                );
+                let text = choice.to_string();
+                assert_eq!(text.contains("soft cap"), softcap, "{text}");
+                assert!(text.contains(if path == Mma { "by mma.sync" } else { "by wgmma" }), "{text}");
+                // with slopes nothing serves it
+                let refused = select_prefill(card, &PrefillShape { alibi: true, ..shape }).unwrap_err();
+                assert_eq!(refused, VariantError::Alibi);
+                assert!(refused.to_string().contains("ALiBi"));
+            }
+        }
+        let refused = [
+            ((7, 5), four, 128, VariantError::Capability { major: 7, minor: 5 }, "8.0 or later"),
+            (hopper, four, 512, VariantError::HeadDim { got: 512 }, "the CPU kernels"),
+            (hopper, k8v4, 272, VariantError::HeadDim { got: 272 }, "the CPU kernels"),
+            (ada, auto, 72, VariantError::HeadDim { got: 72 }, "multiples of 16"),
+            (hopper, four, 96, VariantError::Rotation { got: 96 }, "k8v4"),
+        ];
+        for (card, format, head_dim, error, remedy) in refused {
+            let shape = PrefillShape { format, head_dim, io: IoDtype::Bf16, alibi: false, softcap: false };
+            let got = select_prefill(card, &shape).unwrap_err();
+            assert_eq!(got, error);
+            assert!(got.to_string().contains(remedy), "{got}");
+        }
+    }
+
+    #[test]
+    fn prefill_sources_are_whole() {
+        let format = CacheDtype::TurboQuant(Preset::FourBitNc).row_format(NativeDtype::Bf16);
+        for card in [(8, 0), (9, 0)] {
+            let shape = PrefillShape { format, head_dim: 128, io: IoDtype::F16, alibi: false, softcap: true };
+            let variant = select_prefill(card, &shape).unwrap().variant;
+            let source = variant.source();
+            assert!(!source.contains("#include") && source.contains("turboquant_prefill("));
+            assert!(variant.defines().contains(&"TQ_SOFTCAP=true".to_owned()));
+            assert!(!variant.defines().iter().any(|define| define.starts_with("TQ_BLOCKS")));
+        }
     }
 }
