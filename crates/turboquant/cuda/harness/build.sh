@@ -37,7 +37,7 @@ prefill_of() {
     echo "mma $*"
     [ "$arch" = 90a ] || return 0
     # as serves_prefill in gpu.h
-    case "$1 $2" in 64\ [234]|128\ [234]|256\ [34]) echo "wgmma $*" ;; esac
+    case "$1 $2" in 256\ [01]) ;; 64*|128*|192*|256*) echo "wgmma $*" ;; esac
 }
 if builds decode && [ -z "$decodes" ]; then decodes=$(each_row decode_of); fi
 stores= prefills= programs=

@@ -412,7 +412,7 @@ int main(int argc, char** argv) {
             }
             if (ref::is_lloyd(f->key) && (dim & (dim - 1))) continue;  // rotated keys: powers of two
             bool served = false;
-            for (auto& path : paths) served |= serves_prefill(path, dim, f->key, f->value);
+            for (auto& path : paths) served |= serves_prefill(path, dim, f->key);
             if (!served) continue;
             for (Case& c : cases_of(*f, dim, quick)) todo.push_back({f, c});
         }
@@ -429,7 +429,7 @@ int main(int argc, char** argv) {
                 prepare(c, int(n) + 1);
                 std::lock_guard<std::mutex> lock(card_in_use);
                 for (auto& path : paths)
-                    if (serves_prefill(path, c.dim, c.key, c.value))
+                    if (serves_prefill(path, c.dim, c.key))
                         check(c, todo[n].format->name, path, tallies[{todo[n].format->name, c.dim, path}]);
             }
         });

@@ -100,10 +100,9 @@ inline DecodeLaunch decode_launch(int dim, int key, int value, int io, int rows,
 }
 
 // Whether `path` ("mma" or "wgmma") has a kernel for the rows; build.sh builds the same ones.
-inline bool serves_prefill(const std::string& path, int dim, int key, int value) {
+inline bool serves_prefill(const std::string& path, int dim, int key) {
     if (path == "mma") return true;
-    bool rotated = key == tq::LLOYD4 || key == tq::LLOYD3, bytes = key == tq::FP8;
-    return ((dim == 64 || dim == 128) && (rotated || bytes)) || (dim == 256 && rotated);
+    return dim % 64 == 0 && (dim < 256 || key >= tq::FP8);  // as fits_wgmma in variant.rs
 }
 inline Kernel& load_prefill(const std::string& path, int dim, int key, int value, int io, bool softcap) {
     char name[96];

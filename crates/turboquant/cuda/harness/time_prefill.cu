@@ -141,7 +141,7 @@ int main(int argc, char** argv) {
             CUDA(cudaDeviceSynchronize());
             Head decoded;
             for (auto& path : paths) {
-                if (!serves_prefill(path, x.dim, k, v)) continue;
+                if (!serves_prefill(path, x.dim, k)) continue;
                 tq::PrefillParams p = {};
                 p.out = out.at, p.lse = lse.at, p.q = q.at, p.key = key.at, p.value = value.at, p.pages = pages.at;
                 p.block_tables = table.at, p.query_starts = starts.at, p.prefix_lens = prefixes.at;

@@ -180,9 +180,11 @@ pub enum PrefillPath {
     Wgmma,
 }
 
-/// The rows for which there is a wgmma kernel, because its tiles fit the shared memory: head_dim, and
-/// key formats (numbers of `tq::Format`: 2 fp8, 3 and 4 Lloyd-Max of 4 and 3 bits).
-const WGMMA_ROWS: [(usize, &[u8]); 3] = [(64, &[2, 3, 4]), (128, &[2, 3, 4]), (256, &[3, 4])];
+/// Whether the wgmma kernel takes these rows: its tiles hold whole runs of 64 dims, and beside them
+/// packed bytes have to fit into shared memory, which unpacked rows of 256 dims do not.
+fn fits_wgmma(rows: GpuRows) -> bool {
+    rows.head_dim.is_multiple_of(64) && (rows.head_dim < 256 || rows.key >= 2)
+}
 
 /// What a layer asks of prefill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -248,7 +250,7 @@ pub fn select_prefill(
         return Err(VariantError::Alibi);
     }
     let rows = GpuRows::new(shape.format, shape.head_dim, shape.io)?;
-    let fits = WGMMA_ROWS.iter().any(|(dim, keys)| *dim == rows.head_dim && keys.contains(&rows.key));
+    let fits = fits_wgmma(rows);
     let (path, reason) = match (major, minor) {
         (9, 0) if fits => (PrefillPath::Wgmma, PrefillReason::Wgmma),
         (9, 0) => (PrefillPath::Mma, PrefillReason::Rows),
@@ -511,10 +513,12 @@ mod tests {
             (hopper, preset(Preset::K3V4Nc), 128, Wgmma, Why::Wgmma),
             (hopper, preset(Preset::ThreeBitNc), 256, Wgmma, Why::Wgmma),
             (hopper, k8v4, 128, Wgmma, Why::Wgmma),
-            (hopper, k8v4, 256, Mma, Why::Rows),
+            (hopper, k8v4, 256, Wgmma, Why::Wgmma),
             (hopper, fp8, 64, Wgmma, Why::Wgmma),
             (hopper, fp8, 96, Mma, Why::Rows),
-            (hopper, auto, 128, Mma, Why::Rows),
+            (hopper, auto, 128, Wgmma, Why::Wgmma),
+            (hopper, auto, 256, Mma, Why::Rows),
+            (hopper, k8v4, 192, Wgmma, Why::Wgmma),
             ((8, 0), four, 128, Mma, not_hopper((8, 0))),
             (ada, four, 128, Mma, not_hopper(ada)),
             (ada, k8v4, 80, Mma, not_hopper(ada)),
