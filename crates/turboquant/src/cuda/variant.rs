@@ -231,6 +231,7 @@ impl Variant {
                 include_str!("../../cuda/rotate.cuh"),
                 include_str!("../../cuda/rows.cuh"),
                 include_str!("../../cuda/ring.cuh"),
+                include_str!("../../cuda/merge.cuh"),
                 include_str!("../../cuda/decode.cuh"),
                 include_str!("../../cuda/decode.cu"),
             ],
