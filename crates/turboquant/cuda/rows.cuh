@@ -22,19 +22,6 @@ TQ_DEVICE void load_words(u32 (&w)[4], const u8* section, int lane) {
     }
 }
 
-// Compile-time loop: f(Int<0>), f(Int<1>), ...
-template <int I>
-struct Int {
-    static constexpr int value = I;
-};
-template <int N, int I = 0, class F>
-TQ_DEVICE void unrolled(F&& f) {
-    if constexpr (I < N) {
-        f(Int<I>{});
-        unrolled<N, I + 1>(f);
-    }
-}
-
 // ---- keys: B operands, column = token of the tile ----
 //
 // Lloyd-Max keys become int8 for m16n8k32; step s covers dims 32 s .. 32 s + 31, and lane (g, t)
