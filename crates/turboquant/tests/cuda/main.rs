@@ -61,12 +61,12 @@ fn vllm_slots_become_the_pages_the_kernels_read_and_come_back() {
 fn formats() -> Vec<(CacheDtype, usize)> {
     let mut all = Vec::new();
     for dtype in CacheDtype::ALL {
-        for head_dim in [64usize, 80, 96, 128, 192, 256] {
-            let rotated = matches!(dtype, CacheDtype::TurboQuant(preset) if preset != Preset::K8V4);
-            if !rotated || head_dim.is_power_of_two() {
-                all.push((dtype, head_dim));
-            }
-        }
+        let three_bits = matches!(
+            dtype,
+            CacheDtype::TurboQuant(Preset::K3V4Nc) | CacheDtype::TurboQuant(Preset::ThreeBitNc)
+        );
+        let step = if three_bits { 64 } else { 16 };
+        all.extend((step..=256).step_by(step).map(|head_dim| (dtype, head_dim)));
     }
     all
 }
