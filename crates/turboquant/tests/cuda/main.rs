@@ -1,6 +1,8 @@
 //! The order of bytes in a GPU page, without a GPU.
 #![cfg(feature = "cuda")]
 
+mod golden_pages;
+
 use half::f16;
 use proptest::prelude::*;
 use safetensors::SafeTensors;
@@ -105,6 +107,16 @@ proptest! {
         pages.page_to_slots(&page, &mut back).unwrap();
         prop_assert_eq!(back, slots);
     }
+}
+
+/// The file that the harness reads on a GPU host is what the scalar reference writes today.
+#[test]
+fn golden_pages_are_the_scalar_references() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/gpu_pages.bin");
+    assert!(
+        std::fs::read(path).unwrap() == golden_pages::file(),
+        "write testdata/gpu_pages.bin anew, as examples/gpu_golden.rs says"
+    );
 }
 
 #[test]
