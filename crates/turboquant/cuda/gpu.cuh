@@ -1,5 +1,6 @@
 // The few machine words the kernels need: 32-bit lanes, warp shuffles, tensor-core products,
-// asynchronous copies. No toolkit header is included, so the sources compile through NVRTC alone.
+// asynchronous copies. No toolkit header is included, so the sources compile through NVRTC alone. CUDA's
+// words stand here; gpu_hip.cuh has the same for AMD.
 #pragma once
 
 typedef unsigned char u8;
@@ -25,6 +26,9 @@ typedef long long i64;
 #define TQ_FP8_CONVERT 0
 #endif
 
+#if defined(__HIP__)
+#include "gpu_hip.cuh"
+#else
 namespace tq {
 
 // ---- numbers ----
@@ -39,7 +43,6 @@ TQ_DEVICE u16 f32_to_f16(float f) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
     return h;
 }
-TQ_DEVICE float bf16_to_f32(u16 h) { return __uint_as_float(u32(h) << 16); }
 TQ_DEVICE u32 pack_f16(float lo, float hi) {
     u32 w;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(hi), "f"(lo));
@@ -67,12 +70,6 @@ TQ_DEVICE u32 byte_permute(u32 a, u32 b, u32 selector) {
     return d;
 }
 
-// The stored key norm, 5 exponent and 11 mantissa bits, in the lower or upper half of a word; the
-// float is the norm times 2^-112.
-TQ_DEVICE float low_norm(u32 w) { return __uint_as_float((w << 12) & 0x0ffff000u); }
-TQ_DEVICE float high_norm(u32 w) { return __uint_as_float((w >> 4) & 0x0ffff000u); }
-constexpr float NORM_UNIT = 5.192296858534828e33f;  // 2^112
-
 // Pairs of fp16.
 TQ_DEVICE u32 mul_f16x2(u32 a, u32 b) {
     u32 d;
@@ -97,29 +94,6 @@ TQ_DEVICE bool any_greater_f16x2(u32 a, u32 b) {
     return d != 0;
 }
 
-// Two e4m3 bytes (low 16 bits) as two fp16. The bit form serves cards without the instruction and
-// gives the same numbers for every finite byte; its NaN bytes come out as 480.
-TQ_DEVICE u32 e4m3x2_to_f16x2(u32 two) {
-#if TQ_FP8_CONVERT
-    u32 w;
-    asm("{ .reg .b16 t; cvt.u16.u32 t, %1; cvt.rn.f16x2.e4m3x2 %0, t; }" : "=r"(w) : "r"(two));
-    return w;
-#else
-    u32 spread = byte_permute(two, 0, 0x1404);  // bytes to the upper half of each 16 bits
-    u32 bits = (spread & 0x80008000u) | ((spread & 0x7f007f00u) >> 1);
-    u32 w;
-    asm("mul.f16x2 %0, %1, %2;" : "=r"(w) : "r"(bits), "r"(0x5c005c00u));  // times 256: bias 7 to 15
-    return w;
-#endif
-}
-
-// ---- warp ----
-
-TQ_DEVICE float shuffle(float x, int lane) { return __shfl_sync(TQ_FULL_WARP, x, lane); }
-TQ_DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(TQ_FULL_WARP, x, mask); }
-TQ_DEVICE bool any_lane(bool b) { return __any_sync(TQ_FULL_WARP, b) != 0; }
-TQ_DEVICE void warp_sync() { __syncwarp(); }
-
 // ---- tensor cores (mma.sync, sm_80 on). A [16 x k] row major, B [k x 8], C [16 x 8] ----
 
 TQ_DEVICE void mma_s8(i32 (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -139,13 +113,6 @@ TQ_DEVICE void mma_bf16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u
 }
 
 // ---- memory ----
-
-struct alignas(16) Words4 {
-    u32 w[4];
-};
-struct alignas(8) Words2 {
-    u32 w[2];
-};
 
 TQ_DEVICE u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
 
@@ -184,5 +151,61 @@ TQ_DEVICE void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 #endif
+
+}  // namespace tq
+#endif  // CUDA
+
+namespace tq {
+
+// ---- for every card ----
+
+TQ_DEVICE float bf16_to_f32(u16 h) { return __uint_as_float(u32(h) << 16); }
+
+// The stored key norm, 5 exponent and 11 mantissa bits, in the lower or upper half of a word; the
+// float is the norm times 2^-112.
+TQ_DEVICE float low_norm(u32 w) { return __uint_as_float((w << 12) & 0x0ffff000u); }
+TQ_DEVICE float high_norm(u32 w) { return __uint_as_float((w >> 4) & 0x0ffff000u); }
+constexpr float NORM_UNIT = 5.192296858534828e33f;  // 2^112
+
+// Two e4m3 bytes (low 16 bits) as two fp16. The bit form serves cards without the instruction and
+// gives the same numbers for every finite byte; its NaN bytes come out as 480.
+TQ_DEVICE u32 e4m3x2_to_f16x2(u32 two) {
+#if TQ_FP8_CONVERT
+    u32 w;
+    asm("{ .reg .b16 t; cvt.u16.u32 t, %1; cvt.rn.f16x2.e4m3x2 %0, t; }" : "=r"(w) : "r"(two));
+    return w;
+#else
+    u32 spread = byte_permute(two, 0, 0x1404);  // bytes to the upper half of each 16 bits
+    u32 bits = (spread & 0x80008000u) | ((spread & 0x7f007f00u) >> 1);
+    return mul_f16x2(bits, 0x5c005c00u);  // times 256: bias 7 to 15
+#endif
+}
+
+// ---- warp ----
+
+TQ_DEVICE float shuffle(float x, int lane) { return __shfl_sync(TQ_FULL_WARP, x, lane); }
+TQ_DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(TQ_FULL_WARP, x, mask); }
+TQ_DEVICE bool any_lane(bool b) { return __any_sync(TQ_FULL_WARP, b) != 0; }
+TQ_DEVICE void warp_sync() { __syncwarp(); }
+
+struct alignas(16) Words4 {
+    u32 w[4];
+};
+struct alignas(8) Words2 {
+    u32 w[2];
+};
+
+// Compile-time loop: f(Int<0>), f(Int<1>), ...
+template <int I>
+struct Int {
+    static constexpr int value = I;
+};
+template <int N, int I = 0, class F>
+TQ_DEVICE void unrolled(F&& f) {
+    if constexpr (I < N) {
+        f(Int<I>{});
+        unrolled<N, I + 1>(f);
+    }
+}
 
 }  // namespace tq

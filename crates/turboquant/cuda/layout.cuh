@@ -5,14 +5,17 @@
 //
 //   [P/16 units][H heads][16 key code rows | 16 value code rows | key norm | value scale | value minimum]
 //
-// A unit is 16 tokens of one head; each of its fields is 16 fp16 numbers. Inside a unit the bytes stand in the order in which the 32 lanes
-// of a warp feed them to the tensor cores; lane = 4 * g + t, g = 0..7, t = 0..3.
+// A unit is 16 tokens of one head; each of its fields is 16 fp16 numbers. Inside a unit the bytes stand in
+// the order in which the 32 lanes of a warp feed them to the tensor cores; lane = 4 * g + t, g = 0..7,
+// t = 0..3.
 //
 //   key codes: lane (g, t) holds its quarter of tokens g (tile 0) and 8 + g (tile 1).
 //   value codes: lane (g, t) holds dims g (mod 8) of tokens 2t, 2t+1 (low) and 8+2t, 9+2t (high),
 //     the two tokens of a pair in the two halves of a word.
 //   4-bit key codes are stored as sign and magnitude: of the 8 codes of a word, magnitude e in bits
-//     4e..4e+2; the sign (1: negative) of codes 0-3 in bits 8e+7, of codes 4-7 in bits 8(e-4)+3.
+//     4e..4e+2; the sign (1: negative) of codes 0-3 in bits 8e+7, of codes 4-7 in bits 8(e-4)+3. Where
+//     head_dim is no multiple of 32, the last word holds 4 codes of tile 0 (low) and 4 of tile 1 (high): code
+//     c has its magnitude in bits 4c..4c+2 of its half and its sign in bit 4c+3. So no two tokens share a byte.
 //   The words of a lane are numbered 0..n-1; words 4q..4q+3 of all lanes form a run of 512 bytes,
 //   16 a lane; what is left (n mod 4) follows as a run of 8 bytes a lane, then one of 4.
 //   Key norm: the kernels multiply it with integer codes, so it holds norm * NORM_GAIN / |codes|, as
@@ -40,6 +43,11 @@ constexpr int UNIT = 16;  // tokens
 TQ_ANYWHERE int code_bits(int format) {
     return format == BF16 || format == F16 ? 16 : format == FP8 ? 8 : format == LLOYD4 || format == UNIFORM4 ? 4 : 3;
 }
+// Between 122.5 sqrt(D) and 182.5 sqrt(D): whatever the codes, a norm of 7900 still fits and fp16's smallest
+// step is still told apart (4-bit codes are odd numbers from 11 to 245, 3-bit codes from 29 to 255).
+TQ_ANYWHERE float norm_gain(int head_dim) {
+    return head_dim < 32 ? 512.0f : head_dim < 80 ? 1024.0f : head_dim < 128 ? 1536.0f : 2048.0f;
+}
 TQ_ANYWHERE bool is_lloyd(int key) { return key == LLOYD4 || key == LLOYD3; }
 TQ_ANYWHERE bool is_uniform(int value) { return value == UNIFORM4 || value == UNIFORM3; }
 
@@ -57,7 +65,7 @@ struct Row {
     static constexpr int UNIT_FIELD_BYTES = UNIT * 2 * NUM_FIELDS;
     static constexpr int UNIT_BYTES = UNIT_CODE_BYTES + UNIT_FIELD_BYTES;
     static constexpr int SCALE_FIELD = is_lloyd(KEY) ? 1 : 0;  // index of the value scale among the fields
-    static constexpr float NORM_GAIN = D >= 128 ? 2048.0f : 1024.0f;
+    static constexpr float NORM_GAIN = norm_gain(D);
     static constexpr int KEY_WORDS = UNIT_KEY_BYTES / 128;     // words a lane
     static constexpr int VALUE_WORDS = UNIT * VALUE_CODE_BYTES / 128;
     static_assert(D % 16 == 0 && D <= 256, "head_dim must be a multiple of 16 up to 256");

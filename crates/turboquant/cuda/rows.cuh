@@ -22,19 +22,6 @@ TQ_DEVICE void load_words(u32 (&w)[4], const u8* section, int lane) {
     }
 }
 
-// Compile-time loop: f(Int<0>), f(Int<1>), ...
-template <int I>
-struct Int {
-    static constexpr int value = I;
-};
-template <int N, int I = 0, class F>
-TQ_DEVICE void unrolled(F&& f) {
-    if constexpr (I < N) {
-        f(Int<I>{});
-        unrolled<N, I + 1>(f);
-    }
-}
-
 // ---- keys: B operands, column = token of the tile ----
 //
 // Lloyd-Max keys become int8 for m16n8k32; step s covers dims 32 s .. 32 s + 31, and lane (g, t)
@@ -57,6 +44,14 @@ TQ_DEVICE void lookup_sign_magnitude(const u32 (&book)[2], u32 w, u32& b0, u32& 
     b1 = byte_permute(book[0], book[1], magnitude >> 16) ^ byte_permute(up, up, 0xba98u);
 }
 
+// The last half step of 16 dims: four codes of tile 0 in the lower half of the word, of tile 1 in the upper,
+// each a nibble of sign and magnitude.
+TQ_DEVICE void lookup_half_step(const u32 (&book)[2], u32 w, u32& tile0, u32& tile1) {
+    u32 magnitude = w & 0x77777777u, up = w << 4;  // every second sign is a byte's top bit in w, the others in up
+    tile0 = byte_permute(book[0], book[1], magnitude) ^ byte_permute(up, w, 0xd9c8u);
+    tile1 = byte_permute(book[0], book[1], magnitude >> 16) ^ byte_permute(up, w, 0xfbeau);
+}
+
 // Calls use(step, tile 0's b0, b1, tile 1's b0, b1) for every step.
 template <class R, class F>
 TQ_DEVICE void for_each_key_step(const u8* keys, const u32 (&book)[2], int lane, F&& use) {
@@ -74,9 +69,9 @@ TQ_DEVICE void for_each_key_step(const u8* keys, const u32 (&book)[2], int lane,
             };
             if constexpr (4 * Q + 2 <= WORDS) full(2 * Q, w[0], w[1]);
             if constexpr (4 * Q + 4 <= WORDS) full(2 * Q + 1, w[2], w[3]);
-            if constexpr (WORDS % 2 && 4 * Q + 4 > WORDS) {  // half step: tile 0's four codes, tile 1's four
+            if constexpr (WORDS % 2 && 4 * Q + 4 > WORDS) {
                 u32 x, y;
-                lookup_sign_magnitude(book, w[WORDS - 1 - 4 * Q], x, y);
+                lookup_half_step(book, w[WORDS - 1 - 4 * Q], x, y);
                 use((WORDS - 1) / 2, x, 0u, y, 0u);
             }
         });

@@ -14,7 +14,6 @@ struct Store {
     static constexpr int IO = IO_, D = R::D, N = (D + 31) / 32;
     static_assert(R::KEY > F16 || R::KEY == IO, "an unpacked key keeps its dtype");
     static_assert(R::VALUE > F16 || R::VALUE == IO, "an unpacked value keeps its dtype");
-    static_assert(!is_lloyd(R::KEY) || Rotation<D>::BLOCK == D, "rotated keys need head_dim to be a power of two");
 
     const StoreParams& p;
     int lane, g, t, tile, half;  // place of the token in its unit: key lanes 4 g .. 4 g + 3 of `tile`, value pair t
@@ -55,6 +54,10 @@ struct Store {
         u16 h = f32_to_f16(x);
         return (h & 0x7fff) == 0x7c00 && finite(x) ? u16((h & 0x8000) | 0x7bff) : h;
     }
+    // What codes are chosen against: x, or the limit that its fp16 form hit.
+    TQ_DEVICE static float in_reach(float x, u16 stored) {
+        return fabsf(x) >= 65520.0f ? f16_to_f32(stored) : x;
+    }
     // norm16 * NORM_GAIN / length as 5 exponent and 11 mantissa bits, nearest even, saturating.
     TQ_DEVICE static u16 folded_norm(u16 norm16, float length) {
         float x = __fdiv_rn(__fmul_rn(f16_to_f32(norm16), R::NORM_GAIN), length);
@@ -94,16 +97,22 @@ struct Store {
                 if (bad) code[i] = 0;
                 i32 v = R::KEY == LLOYD4 ? i32(p.codebook[(code[i] >= 8 ? code[i] - 8 : 7 - code[i]) / 4] >> ((code[i] >= 8 ? code[i] - 8 : 7 - code[i]) % 4 * 8) & 0xff)
                                          : i32(i32(p.codebook[code[i] / 4] << (24 - code[i] % 4 * 8)) >> 24);
-                square += (2 * v + 1) * (2 * v + 1);
+                square += lane + 32 * i < D ? (2 * v + 1) * (2 * v + 1) : 0;
             }
 #pragma unroll
             for (int bit = 16; bit; bit /= 2) square += __shfl_xor_sync(TQ_FULL_WARP, square, bit);
-            if (lane == 0) fields[0] = bad ? u16(0xffff) : folded_norm(saturated_f16(__fdiv_rn(norm, back)), __fsqrt_rn(float(square)));
+            if (lane == 0) fields[0] = bad ? u16(0xffff) : folded_norm(f32_to_f16(fminf(__fdiv_rn(norm, back), 65504.0f)), __fsqrt_rn(float(square)));
             int e = lane % 8, column = 4 * g + lane / 8;
             if constexpr (R::KEY == LLOYD4) {
 #pragma unroll
                 for (int i = 0; i < N; i++) {
                     u32 magnitude = code[i] >= 8 ? code[i] - 8 : 7 - code[i], sign = code[i] >= 8 ? 0u : 1u;
+                    if (32 * i + 32 > D) {  // the last 16 dims: half a word a token
+                        u32 w = or_lanes((magnitude | sign << 3) << 4 * (lane % 4), 1, 2);
+                        if (lane < 16 && lane % 4 == 0)
+                            *reinterpret_cast<u16*>(keys + word_offset(WORDS, WORDS - 1, 4 * g + lane / 4) + 2 * tile) = u16(w);
+                        continue;
+                    }
                     u32 w = or_lanes(magnitude << 4 * e | sign << (e < 4 ? 8 * e + 7 : 8 * (e - 4) + 3), 1, 4);
                     if (e == 0) *reinterpret_cast<u32*>(keys + word_offset(WORDS, 2 * i + tile, column)) = w;
                 }
@@ -156,11 +165,15 @@ struct Store {
                 if (lane + 32 * i < D) bad |= !finite(x[i]), low = fminf(low, x[i]), top = fmaxf(top, x[i]);
             }
             bad = any_lane(bad);
-            low = -warp_max(-low), top = warp_max(top);
+            low = __fadd_rn(-warp_max(-low), 0.0f), top = warp_max(top);  // -0 to +0
+            u16 low16 = saturated_f16(low);
+            low = in_reach(low, low16);
             float scale = fmaxf(__fdiv_rn(__fsub_rn(top, low), LEVELS), 1e-8f);
+            u16 scale16 = saturated_f16(scale);
+            scale = in_reach(scale, scale16);
             if (lane == 0) {
-                fields[16 * R::SCALE_FIELD] = bad ? u16(0x7e00) : saturated_f16(scale);
-                fields[16 * R::SCALE_FIELD + 16] = bad ? u16(0x7e00) : saturated_f16(low);
+                fields[16 * R::SCALE_FIELD] = bad ? u16(0x7e00) : scale16;
+                fields[16 * R::SCALE_FIELD + 16] = bad ? u16(0x7e00) : low16;
             }
             u32 code[N];
 #pragma unroll

@@ -10,14 +10,14 @@
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 out=$1 arch=${2:-90a} decodes=${3:-}
-families=${FAMILIES:-decode store prefill} dims=${DIMS:-64 80 96 128 192 256}
+families=${FAMILIES:-decode store prefill} dims=${DIMS:-48 64 80 96 128 160 192 256}
 jobs=$(nproc 2>/dev/null || echo 4)
 mkdir -p "$out"
 builds() { case " $families " in *" $1 "*) ;; *) return 1 ;; esac; }
 
 # Every row format at every head_dim that takes it: "D KEY VALUE".
 rows=$(for d in $dims; do for f in "3 5" "2 5" "4 5" "4 6" "2 2" "0 0" "1 1"; do
-    case "$d $f" in 80\ [34]*|96\ [34]*|192\ [34]*) continue ;; esac
+    case "$d $f" in 80\ 4*|96\ 4*|48\ [!3]*|160\ [!3]*) continue ;; esac
     echo "$d $f"
 done; done)
 # What the programs ask for: fp16 activations (bf16 for bf16 rows), with a soft cap and with bf16
@@ -42,7 +42,9 @@ prefill_of() {
 if builds decode && [ -z "$decodes" ]; then decodes=$(each_row decode_of); fi
 stores= prefills= programs=
 if builds store; then
-    stores=${STORES:-$(echo "$rows" | while read -r d k v; do for io in 0 1; do
+    # and 4bit_nc at every head_dim, for the scalar reference's pages
+    [ -n "${DIMS:-}" ] || others=$(for d in 16 32 112 144 176 208 224 240; do echo "$d 3 5"; done)
+    stores=${STORES:-$(printf '%s\n' "$rows" ${others:+"$others"} | while read -r d k v; do for io in 0 1; do
         case "$io $k" in "0 1"|"1 0") ;; *) echo "$d $k $v $io" ;; esac
     done; done)}
 fi

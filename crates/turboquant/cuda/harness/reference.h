@@ -120,17 +120,31 @@ inline std::vector<int8_t> codebook_bytes(const std::vector<int>& odd) {
     return bytes;
 }
 
-// Block-diagonal Walsh-Hadamard rotation, blocks of the largest power of two that divides dim.
-template <class T>
-inline void rotate(std::vector<T>& x) {
-    int dim = int(x.size()), block = dim & -dim;
-    for (int bit = 1; bit < block; bit *= 2)
-        for (int i = 0; i < dim; i++)
-            if (!(i & bit)) {
-                T a = x[i], b = x[i | bit];
-                x[i] = a + b, x[i | bit] = a - b;
-            }
-    for (T& v : x) v /= std::sqrt(T(block));
+// Entry (i, j) of Paley's first matrix of order q + 1, q a prime, 3 (mod 4): ones in the first row and
+// on the diagonal, -1 in the rest of the first column, else whether i - j is a square modulo q.
+inline int paley(int order, int i, int j) {
+    int q = order - 1;
+    if (i == j || i == 0) return 1;
+    if (j == 0) return -1;
+    for (int k = 1; k < q; k++)
+        if (k * k % q == (i - j + q) % q) return 1;
+    return -1;
+}
+// y = x @ H over sqrt(dim): Sylvester's matrix for a power of two, else Paley's (x) Sylvester's.
+inline void rotate(std::vector<double>& x) {
+    int dim = int(x.size()), n = dim & -dim, order = 1;
+    if (n != dim) {
+        order = dim == 80 || dim == 160 ? 20 : dim == 48 || dim == 96 || dim == 192 ? 12 : 0;
+        if (order == 0) std::fprintf(stderr, "no rotation of head_dim %d\n", dim), std::exit(2);
+        n = dim / order;
+    }
+    std::vector<double> y(dim, 0.0);
+    for (int i = 0; i < dim; i++)
+        for (int j = 0; j < dim; j++) {
+            int sylvester = __builtin_parity((i % n) & (j % n)) ? -1 : 1;
+            y[j] += x[i] * sylvester * (order == 1 ? 1 : paley(order, i / n, j / n));
+        }
+    for (int j = 0; j < dim; j++) x[j] = y[j] / std::sqrt(double(dim));
 }
 
 // ---- rows ----
@@ -194,7 +208,7 @@ inline float odd_norm(const Row& r, const std::vector<int>& book) {
     for (int c : r.key) square += int64_t(book[c]) * book[c];
     return std::sqrt(float(square));
 }
-// Key in the rotated basis when the format rotates, with the kernels' rounded codebook.
+// Key in the rotated basis when the format rotates, with the kernels' rounded codebook and the fp16 norm.
 inline std::vector<double> decode_key(const Row& r, int format, const std::vector<int>& book) {
     std::vector<double> k;
     if (is_lloyd(format)) {
@@ -244,9 +258,8 @@ struct Layout {
         int tile = token / 8, g = token % 8, words = key_words();
         auto at = [&](int word, int t, int bit) { return int64_t(word_byte(words, word, 4 * g + t)) * 8 + bit; };
         if (key_format == LLOYD4) {
-            bool half = dim % 32 && d >= dim - 16;
-            int word = half ? words - 1 : d / 32 * 2 + tile, t = half ? d % 16 / 4 : d % 32 / 8;
-            int e = half ? tile * 4 + d % 4 : d % 8;  // magnitude e; its sign
+            if (dim % 32 && d >= dim - 16) return {{at(words - 1, d % 16 / 4, tile * 16 + d % 4 * 4), 0, 4}};
+            int word = d / 32 * 2 + tile, t = d % 32 / 8, e = d % 8;  // magnitude e; its sign
             return {{at(word, t, 4 * e), 0, 3}, {at(word, t, e < 4 ? 8 * e + 7 : 8 * (e - 4) + 3), 3, 1}};
         }
         if (key_format == LLOYD3) {
@@ -300,7 +313,7 @@ struct Layout {
 
     // The norm as stored: norm * gain / |codes|, 5 exponent and 11 mantissa bits, nearest even.
     uint16_t folded(uint16_t norm, float length) const {
-        float x = f16_value(norm) * (dim >= 128 ? 2048.0f : 1024.0f) / length;
+        float x = f16_value(norm) * gain() / length;
         if (x == 0) return 0;
         int e;
         std::frexp(double(x), &e);
@@ -308,6 +321,21 @@ struct Layout {
         double m = std::nearbyint(std::ldexp(double(x), 11 - e));
         int64_t r = e == -14 ? int64_t(m) : (int64_t(e + 15) << 11) + int64_t(m) - 2048;
         return uint16_t(r > 0xffff ? 0xffff : r);
+    }
+    double unfolded(uint16_t stored) const {  // what one unit of an odd integer code is worth
+        int e = stored >> 11, m = stored & 2047;
+        return (e ? std::ldexp(2048.0 + m, e - 26) : std::ldexp(double(m), -25)) / gain();
+    }
+    float gain() const { return dim < 32 ? 512.0f : dim < 80 ? 1024.0f : dim < 128 ? 1536.0f : 2048.0f; }
+    // A Lloyd-Max key as the page holds it: its folded norm times integer codes.
+    std::vector<double> stored_key(uint8_t* page, int token, int head) const {
+        std::vector<double> k;
+        double unit = unfolded(*fields(page, token, head));
+        for (int d = 0; d < dim; d++) {
+            int code = get(key_section(page, token, head), key_pieces(token % 16, d));
+            k.push_back(unit * book[key_format == LLOYD4 ? from_sign_magnitude(code) : code]);
+        }
+        return k;
     }
     void write(uint8_t* page, int token, int head, const Row& r) const {
         uint8_t* k = key_section(page, token, head);

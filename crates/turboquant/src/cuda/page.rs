@@ -235,8 +235,7 @@ impl GpuPages {
         if norm.is_nan() {
             return FOLDED_NAN;
         }
-        let gain = if self.rows.head_dim >= 128 { 2048.0 } else { 1024.0 };
-        let x = norm.to_f32() * gain / (square as f32).sqrt();
+        let x = norm.to_f32() * norm_gain(self.rows.head_dim) / (square as f32).sqrt();
         // 2^-112 takes f32's exponent bias to 5 bits'; what falls below is subnormal in both
         let bits = (x * f32::from_bits((127 - 112) << 23)).to_bits();
         let rounded = (bits + 0x7FF + (bits >> 12 & 1)) >> 12;
@@ -263,12 +262,11 @@ impl GpuPages {
         let none = Piece { bit: 0, from: 0, count: 0 };
         match self.rows.key {
             3 => {
-                let half = !dims.is_multiple_of(32) && d >= dims - 16;
-                let (word, t, e) = if half {
-                    (words - 1, d % 16 / 4, tile * 4 + d % 4)
-                } else {
-                    (d / 32 * 2 + tile, d % 32 / 8, d % 8)
-                };
+                if !dims.is_multiple_of(32) && d >= dims - 16 {
+                    let bit = at(words - 1, d % 16 / 4, tile * 16 + d % 4 * 4);
+                    return [Piece { bit, from: 0, count: 4 }, none];
+                }
+                let (word, t, e) = (d / 32 * 2 + tile, d % 32 / 8, d % 8);
                 let sign = if e < 4 { 8 * e + 7 } else { 8 * (e - 4) + 3 };
                 [
                     Piece { bit: at(word, t, 4 * e), from: 0, count: 3 },
@@ -319,6 +317,16 @@ impl GpuPages {
     }
 }
 
+/// As in `layout.cuh`, which says why.
+fn norm_gain(head_dim: usize) -> f32 {
+    match head_dim {
+        0..32 => 512.0,
+        32..80 => 1024.0,
+        80..128 => 1536.0,
+        _ => 2048.0,
+    }
+}
+
 /// Byte of word `word` of `lane` in a section of `words` words a lane.
 fn word_byte(words: usize, word: usize, lane: usize) -> usize {
     let full = words / 4 * 4;
@@ -364,4 +372,39 @@ fn put(bytes: &mut [u8], pieces: &[Piece], code: u32) {
 
 fn get(bytes: &[u8], pieces: &[Piece]) -> u32 {
     pieces.iter().fold(0, |code, piece| code | bits(bytes, piece.bit, piece.count as usize) << piece.from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{CacheDtype, NativeDtype, Preset};
+
+    /// Whatever the codes, no two fp16 norms up to the bound share a folded norm, and none saturates.
+    #[test]
+    fn folding_keeps_norms_apart() {
+        for preset in [Preset::FourBitNc, Preset::ThreeBitNc] {
+            let step = if preset == Preset::FourBitNc { 16 } else { 64 };
+            for head_dim in (step..=256).step_by(step) {
+                let format = CacheDtype::TurboQuant(preset).row_format(NativeDtype::Bf16);
+                let pages = GpuPages::new(format, head_dim, IoDtype::Bf16, 1, 16).unwrap();
+                let squares = pages.odd.iter().map(|odd| i64::from(odd * odd));
+                let (least, most) = (squares.clone().min().unwrap(), squares.max().unwrap());
+                let dims = head_dim as i64;
+                for square in
+                    [dims * least, most + (dims - 1) * least, dims * (least + most) / 2, dims * most]
+                {
+                    let mut last = None;
+                    for norm in 0..=f16::from_f32(GREATEST_EXACT_NORM).to_bits() {
+                        let folded = pages.fold(norm, square);
+                        assert!(
+                            last < Some(folded),
+                            "norm {norm:#x} of head_dim {head_dim}, square {square}"
+                        );
+                        last = Some(folded);
+                    }
+                    assert!(last < Some(FOLDED_NAN), "head_dim {head_dim}, square {square}");
+                }
+            }
+        }
+    }
 }

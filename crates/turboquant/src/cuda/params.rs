@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn codebooks_are_odd_symmetric_and_close() {
-        for head_dim in [64, 128, 256] {
+        for head_dim in [16, 80, 96, 128, 192, 240, 256] {
             for bits in [3, 4] {
                 let codebook = Codebook::shared(head_dim, bits);
                 let odd = odd_centroids(&codebook);

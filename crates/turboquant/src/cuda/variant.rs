@@ -2,10 +2,7 @@
 
 use std::fmt;
 
-use crate::{
-    format::{KeyFormat, NativeDtype, RowFormat, ValueFormat},
-    hadamard::Construction,
-};
+use crate::format::{KeyFormat, NativeDtype, RowFormat, ValueFormat};
 
 /// Largest head_dim of a kernel.
 pub const MAX_GPU_HEAD_DIM: usize = 256;
@@ -24,11 +21,11 @@ pub enum VariantError {
         /// The width asked for.
         got: usize,
     },
-    /// A rotation that the kernels do not know.
+    /// A width whose 3-bit codes the page order does not hold.
     #[error(
-        "no GPU kernel rotates keys of head_dim {got}; 64, 128 and 256 are served, and every head_dim by k8v4, fp8 and auto"
+        "no GPU kernel packs 3-bit codes of head_dim {got}; a multiple of 64 is needed, and turboquant_4bit_nc serves every multiple of 16"
     )]
-    Rotation {
+    ThreeBits {
         /// The width asked for.
         got: usize,
     },
@@ -100,18 +97,23 @@ impl GpuRows {
     /// The rows of `format` at `head_dim`, for activations of dtype `io`.
     ///
     /// # Errors
-    /// Widths, rotations and dtypes that no kernel serves.
+    /// Widths and dtypes that no kernel serves.
     ///
     /// ```
     /// use turboquant::{cuda::variant::{GpuRows, IoDtype}, format::{CacheDtype, NativeDtype, Preset}};
     /// let format = CacheDtype::TurboQuant(Preset::FourBitNc).row_format(NativeDtype::Bf16);
-    /// assert!(GpuRows::new(format, 128, IoDtype::Bf16).is_ok());
-    /// let refused = GpuRows::new(format, 80, IoDtype::Bf16).unwrap_err();
-    /// assert!(refused.to_string().contains("head_dim 80"));
+    /// assert!(GpuRows::new(format, 80, IoDtype::Bf16).is_ok());
+    /// let refused = GpuRows::new(format, 72, IoDtype::Bf16).unwrap_err();
+    /// assert!(refused.to_string().contains("head_dim 72"));
     /// ```
     pub fn new(format: RowFormat, head_dim: usize, io: IoDtype) -> Result<GpuRows, VariantError> {
         if head_dim == 0 || head_dim > MAX_GPU_HEAD_DIM || !head_dim.is_multiple_of(16) {
             return Err(VariantError::HeadDim { got: head_dim });
+        }
+        let three_bits =
+            format.key == KeyFormat::LloydMax { bits: 3 } || format.value == ValueFormat::Uniform { bits: 3 };
+        if three_bits && !head_dim.is_multiple_of(64) {
+            return Err(VariantError::ThreeBits { got: head_dim });
         }
         let native = |dtype: NativeDtype| {
             if dtype == io.native() {
@@ -128,10 +130,11 @@ impl GpuRows {
             KeyFormat::Native(dtype) => native(dtype)?,
             KeyFormat::Fp8 => 2,
             KeyFormat::LloydMax { bits } => {
-                if Construction::of(head_dim) != Construction::Sylvester || head_dim < 64 {
-                    return Err(VariantError::Rotation { got: head_dim });
+                if bits == 4 {
+                    3
+                } else {
+                    4
                 }
-                if bits == 4 { 3 } else { 4 }
             }
         };
         let value = match format.value {
@@ -379,6 +382,7 @@ impl Variant {
                 include_str!("../../cuda/rotate.cuh"),
                 include_str!("../../cuda/rows.cuh"),
                 include_str!("../../cuda/ring.cuh"),
+                include_str!("../../cuda/merge.cuh"),
                 include_str!("../../cuda/decode.cuh"),
                 include_str!("../../cuda/decode.cu"),
             ],
@@ -466,8 +470,12 @@ mod tests {
             (preset(Preset::K8V4), 80, Ok(())),
             (CacheDtype::Fp8.row_format(NativeDtype::Bf16), 192, Ok(())),
             (auto(NativeDtype::Bf16), 96, Ok(())),
-            (preset(Preset::FourBitNc), 96, Err(VariantError::Rotation { got: 96 })),
-            (preset(Preset::FourBitNc), 32, Err(VariantError::Rotation { got: 32 })),
+            (preset(Preset::FourBitNc), 16, Ok(())),
+            (preset(Preset::FourBitNc), 80, Ok(())),
+            (preset(Preset::FourBitNc), 240, Ok(())),
+            (preset(Preset::ThreeBitNc), 192, Ok(())),
+            (preset(Preset::ThreeBitNc), 96, Err(VariantError::ThreeBits { got: 96 })),
+            (preset(Preset::K3V4Nc), 80, Err(VariantError::ThreeBits { got: 80 })),
             (preset(Preset::FourBitNc), 512, Err(VariantError::HeadDim { got: 512 })),
             (preset(Preset::K8V4), 72, Err(VariantError::HeadDim { got: 72 })),
             (auto(NativeDtype::F32), 128, Err(VariantError::Native { rows: "f32", io: "bf16" })),

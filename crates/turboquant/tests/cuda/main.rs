@@ -1,6 +1,8 @@
 //! The order of bytes in a GPU page, without a GPU.
 #![cfg(feature = "cuda")]
 
+mod golden_pages;
+
 use half::f16;
 use proptest::prelude::*;
 use safetensors::SafeTensors;
@@ -61,12 +63,12 @@ fn vllm_slots_become_the_pages_the_kernels_read_and_come_back() {
 fn formats() -> Vec<(CacheDtype, usize)> {
     let mut all = Vec::new();
     for dtype in CacheDtype::ALL {
-        for head_dim in [64usize, 80, 96, 128, 192, 256] {
-            let rotated = matches!(dtype, CacheDtype::TurboQuant(preset) if preset != Preset::K8V4);
-            if !rotated || head_dim.is_power_of_two() {
-                all.push((dtype, head_dim));
-            }
-        }
+        let three_bits = matches!(
+            dtype,
+            CacheDtype::TurboQuant(Preset::K3V4Nc) | CacheDtype::TurboQuant(Preset::ThreeBitNc)
+        );
+        let step = if three_bits { 64 } else { 16 };
+        all.extend((step..=256).step_by(step).map(|head_dim| (dtype, head_dim)));
     }
     all
 }
@@ -105,6 +107,16 @@ proptest! {
         pages.page_to_slots(&page, &mut back).unwrap();
         prop_assert_eq!(back, slots);
     }
+}
+
+/// The file that the harness reads on a GPU host is what the scalar reference writes today.
+#[test]
+fn golden_pages_are_the_scalar_references() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/gpu_pages.bin");
+    assert!(
+        std::fs::read(path).unwrap() == golden_pages::file(),
+        "write testdata/gpu_pages.bin anew, as examples/gpu_golden.rs says"
+    );
 }
 
 #[test]
