@@ -130,8 +130,8 @@ inline int paley(int order, int i, int j) {
         if (k * k % q == (i - j + q) % q) return 1;
     return -1;
 }
-// y = x @ H over sqrt(dim): Sylvester's matrix for a power of two, else Paley's (x) Sylvester's.
-inline void rotate(std::vector<double>& x) {
+// y = x @ H over sqrt(dim), or x @ H^T: Sylvester's matrix for a power of two, else Paley's (x) Sylvester's.
+inline void rotate(std::vector<double>& x, bool back = false) {
     int dim = int(x.size()), n = dim & -dim, order = 1;
     if (n != dim) {
         order = dim == 80 || dim == 160 ? 20 : dim == 48 || dim == 96 || dim == 192 ? 12 : 0;
@@ -142,7 +142,9 @@ inline void rotate(std::vector<double>& x) {
     for (int i = 0; i < dim; i++)
         for (int j = 0; j < dim; j++) {
             int sylvester = __builtin_parity((i % n) & (j % n)) ? -1 : 1;
-            y[j] += x[i] * sylvester * (order == 1 ? 1 : paley(order, i / n, j / n));
+            int sign = sylvester * (order == 1 ? 1 : paley(order, i / n, j / n));
+            if (back) y[i] += x[j] * sign;
+            else y[j] += x[i] * sign;
         }
     for (int j = 0; j < dim; j++) x[j] = y[j] / std::sqrt(double(dim));
 }

@@ -26,12 +26,6 @@ static const Shape SHAPES[] = {
 constexpr int PAGE = 16;
 constexpr double LIMIT = 4e-3;  // 2e-3 and the rounding of bf16 outputs
 
-// The stored norm over |codes|: 5 exponent and 11 mantissa bits, times the layout's gain.
-static double unit_norm(uint16_t stored, int dim) {
-    int e = stored >> 11, m = stored & 2047;
-    return (e ? std::ldexp(2048.0 + m, e - 26) : std::ldexp(double(m), -25)) / (dim >= 128 ? 2048 : 1024);
-}
-
 // One KV head on the host, keys not rotated. Positions below the prefix come from the pages.
 struct Head {
     std::vector<std::vector<double>> keys, values;
@@ -55,9 +49,8 @@ static Head decode_head(const ref::Layout& layout, const std::vector<uint8_t>& p
                 uint8_t* page = const_cast<uint8_t*>(pages.data()) + table[i / PAGE] * layout.page_bytes();
                 auto row = layout.read(page, int(i % PAGE), head);
                 if (ref::is_lloyd(layout.key_format)) {
-                    double unit = unit_norm(*layout.fields(page, int(i % PAGE), head), layout.dim);
-                    for (int code : row.key) x.keys[i].push_back(layout.book[code] * unit);
-                    ref::rotate(x.keys[i]);  // its own inverse
+                    x.keys[i] = layout.stored_key(page, int(i % PAGE), head);
+                    ref::rotate(x.keys[i], true);
                 } else {
                     x.keys[i] = ref::decode_key(row, layout.key_format, layout.book);
                 }
