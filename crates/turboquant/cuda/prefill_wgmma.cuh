@@ -237,6 +237,8 @@ struct Prefill {
     }
 
     // Turns scores into weights; what is already summed has to be multiplied by `keep` if true is returned.
+    // The sum is over weights as the product sees them: bf16 rounds so coarsely that it would show.
+    template <bool IS_BF16>
     TQ_DEVICE bool soften(float (&s)[SCORES], Softmax& m, float (&keep)[2], i32 first, i32 end, bool edge) {
         int t = lane % 4;
         if constexpr (C::SOFTCAP) {
@@ -281,7 +283,11 @@ struct Prefill {
         for (int i = 0; i < SCORES; i++) {
             int r = i / 2 % 2;
             s[i] = fast_exp2(C::SOFTCAP ? s[i] - m.top[r] : fmaf(s[i], m.scale[r], -m.top[r]));
-            sum[r][i % 2] += s[i];
+            if (IS_BF16 && i % 2) {
+                u32 two = pack_bf16(s[i - 1], s[i]);
+                s[i - 1] = __uint_as_float(two << 16), s[i] = __uint_as_float(two & 0xffff0000u);
+            }
+            if (i % 2) sum[r][0] += s[i - 1], sum[r][1] += s[i];
         }
         m.sum[0] += sum[0][0] + sum[0][1], m.sum[1] += sum[1][0] + sum[1][1];
         return late;
@@ -291,7 +297,8 @@ struct Prefill {
     TQ_DEVICE void pack(u32 (&weights)[TOKENS / 16][4], const float (&s)[SCORES]) {
 #pragma unroll
         for (int i = 0; i < SCORES / 2; i++)
-            weights[i / 4][i % 4] = IS_BF16 ? pack_bf16(s[2 * i], s[2 * i + 1]) : pack_f16(s[2 * i], s[2 * i + 1]);
+            weights[i / 4][i % 4] = IS_BF16 ? byte_permute(__float_as_uint(s[2 * i]), __float_as_uint(s[2 * i + 1]), 0x7632)
+                                            : pack_f16(s[2 * i], s[2 * i + 1]);
     }
 
     // All tiles of a phase; token 0 of the phase stands at position `first`, and `end` is behind its last.
@@ -320,7 +327,7 @@ struct Prefill {
         i32 inner_begin = p.window > 0 ? x.prefix_len + (x.first_row + 64 * group + 63) / p.gqa_group + 1 - p.window : 0;
         auto soften_tile = [&](float(&s)[SCORES], float(&keep)[2], int j) {
             i32 at = first + j * TOKENS;
-            return soften(s, m, keep, at, end, at < inner_begin || at + TOKENS > inner_end);
+            return soften<IS_BF16>(s, m, keep, at, end, at < inner_begin || at + TOKENS > inner_end);
         };
 
         float s[SCORES], keep[2];

@@ -20,8 +20,10 @@
 constexpr int HEADS = 2;             // KV heads
 constexpr int GUARD = 64;            // elements behind out and lse
 constexpr uint16_t POISON = 0x7fff;  // a NaN of bf16 and of fp16
-constexpr double LIMIT = 2e-3;       // relative L2 of a row, before out is rounded to bf16
-constexpr double LSE_LIMIT = 5e-3;
+// Relative L2, before out is rounded to bf16, of all rows of a case together and of any one of them. A row may
+// hang on a few large scores, which 16-bit operands (a rotated query, bf16 weights) know to about 2^-11 of their size.
+constexpr double LIMIT = 2e-3, ROW_LIMIT = 6e-3;
+constexpr double LSE_LIMIT = 1e-2;
 
 struct Request {
     int prefix, tokens;  // in pages; new
@@ -259,6 +261,7 @@ struct Launch {
 
 struct Tally {
     int cases = 0, failed = 0;
+    double whole = 0;                                  // worst case, all its rows together, bf16 before rounding
     double f16 = 0, bf16 = 0, unrounded = 0, lse = 0;  // worst row
 };
 
@@ -298,7 +301,7 @@ static void check(const Case& c, const char* format, const std::string& path, Ta
         }
     }
 
-    double error = 0, unrounded = 0, lse_error = 0;
+    double error = 0, unrounded = 0, lse_error = 0, all_diff = 0, all_norm = 0, all_rounding = 0;
     int64_t worst = 0, worst_lse = 0;
     for (size_t row = 0; row < c.lse.size(); row++) {
         double diff = 0, norm = 0, rounding = 0;
@@ -307,6 +310,7 @@ static void check(const Case& c, const char* format, const std::string& path, Ta
             double rounded = c.io == ref::BF16 ? ref::bf16_value(ref::bf16_bits(float(want))) : want;
             diff += (y - want) * (y - want), norm += want * want, rounding += (rounded - want) * (rounded - want);
         }
+        all_diff += diff, all_norm += norm, all_rounding += rounding;
         // of bf16 outputs the rounding that the exact result would suffer is taken out
         double e = norm > 0 ? std::sqrt(diff / norm) : diff == 0 ? 0 : 1e9;
         double before = diff < rounding ? 0 : norm > 0 ? std::sqrt((diff - rounding) / norm) : e;
@@ -318,7 +322,10 @@ static void check(const Case& c, const char* format, const std::string& path, Ta
         if (before > unrounded) unrounded = before, worst = int64_t(row);
         if (l > lse_error) lse_error = l, worst_lse = int64_t(row);
     }
-    if (unrounded > LIMIT) complain("error", worst);
+    double whole = all_norm > 0 ? std::sqrt(std::fmax(0.0, all_diff - all_rounding) / all_norm) : 0;
+    if (!(whole <= LIMIT)) complain("error of all rows together", worst);
+    if (unrounded > ROW_LIMIT) complain("error", worst);
+    tally.whole = std::fmax(tally.whole, whole);
     if (lse_error > LSE_LIMIT) complain("lse", worst_lse);
     double& raw = c.io == ref::BF16 ? tally.bf16 : tally.f16;
     raw = std::fmax(raw, error);
@@ -441,8 +448,9 @@ int main(int argc, char** argv) {
     for (auto& t : pool) t.join();
 
     int failed = 0, cases = 0;
-    std::printf("prefill against double precision on %s; worst row, relative L2 (limit %.0e; bf16: before rounding of out)\n", card.name, LIMIT);
-    std::printf("%-8s %4s %-6s %6s %7s %9s %9s %9s %9s\n", "format", "D", "path", "cases", "failed", "fp16", "bf16", "unrounded", "lse");
+    std::printf("prefill against double precision on %s; relative L2 of the worst case (whole; limit %.0e; bf16: before rounding of out) and of\n"
+                "the worst row (limit %.0e)\n", card.name, LIMIT, ROW_LIMIT);
+    std::printf("%-8s %4s %-6s %6s %7s %9s %9s %9s %9s %9s\n", "format", "D", "path", "cases", "failed", "whole", "fp16", "bf16", "unrounded", "lse");
     for (auto& [key, t] : tallies) {
         auto& [format, dim, path] = key;
         auto number = [](double x) {
@@ -450,7 +458,7 @@ int main(int argc, char** argv) {
             std::snprintf(text, sizeof text, "%.2e", x);
             return std::string(x == 0 ? "" : text);
         };
-        std::printf("%-8s %4d %-6s %6d %7d %9s %9s %9s %9s\n", format.c_str(), dim, path.c_str(), t.cases, t.failed,
+        std::printf("%-8s %4d %-6s %6d %7d %9s %9s %9s %9s %9s\n", format.c_str(), dim, path.c_str(), t.cases, t.failed, number(t.whole).c_str(),
                     number(t.f16).c_str(), number(t.bf16).c_str(), number(t.unrounded).c_str(), number(t.lse).c_str());
         failed += t.failed, cases += t.cases;
     }
