@@ -20,20 +20,22 @@ constexpr int SHARED_BUDGET = 228 * 1024;
 #define TQ_M_TILES (TQ_D <= 128 ? 2 : 1)
 #endif
 #ifndef TQ_INTERLEAVED
-#define TQ_INTERLEAVED true
+#define TQ_INTERLEAVED (TQ_D <= 64)
+#endif
+#ifndef TQ_INTEGER_KEYS  // between 64 and 128 dims fp16 is 5 % faster and still within 2e-3
+#define TQ_INTEGER_KEYS (TQ_D <= 64 || TQ_D > 128)
 #endif
 #ifndef TQ_SPLITS
 #define TQ_SPLITS 1
 #endif
 template <int WARPS, int BUFFERS, bool STAGED>
-using With = tq::PrefillConfig<Row, TQ_IO, TQ_SOFTCAP, WARPS, TQ_M_TILES, TQ_TOKENS, TQ_SPLITS, BUFFERS, STAGED, TQ_INTERLEAVED>;
+using With = tq::PrefillConfig<Row, TQ_IO, TQ_SOFTCAP, WARPS, TQ_M_TILES, TQ_TOKENS, TQ_SPLITS, BUFFERS, STAGED, TQ_INTERLEAVED, TQ_INTEGER_KEYS>;
 
-constexpr int SHARED_MOST = SHARED_BUDGET - 1024;  // of one CTA
 #ifndef TQ_WARPS  // with 32 rows a warp, two CTAs of 4 out of step; with 16, one of 8, so that more rows share a tile
-#define TQ_WARPS (TQ_M_TILES == 1 && With<8, 1, false>::SHARED_BYTES <= SHARED_MOST ? 8 : 4)
+#define TQ_WARPS (TQ_M_TILES == 1 && With<8, 1, false>::SHARED_BYTES <= SHARED_BUDGET - 1024 ? 8 : 4)
 #endif
 #ifndef TQ_CTAS  // on a multiprocessor
-#define TQ_CTAS (TQ_M_TILES == 2 && TQ_WARPS == 4 && With<4, 1, false>::SHARED_BYTES <= SHARED_BUDGET / 2 - 1024 ? 2 : 1)
+#define TQ_CTAS (TQ_M_TILES == 2 && TQ_WARPS == 4 && With<TQ_WARPS, 1, false>::SHARED_BYTES <= SHARED_BUDGET / 2 - 1024 ? 2 : 1)
 #endif
 constexpr int CTA_BUDGET = SHARED_BUDGET / TQ_CTAS - 1024;
 #ifndef TQ_BUFFERS

@@ -2,17 +2,18 @@
 // from sm_80 on.
 //
 // A warp owns M_TILES * 16 query rows and goes through every tile of TOKENS tokens, or through its half
-// of it, alone; the CTA meets once a tile, when the next tile's buffers change hands: right after that
-// barrier the tile to come is filled (raw rows by cp.async, packed units by the warps themselves from
-// bytes that a cp.async brought in during the tile before), so that a whole tile of products hides each
-// copy.
+// of it, alone; the CTA meets once a tile, when the next tile's buffers change hands: after that barrier
+// the tile to come is filled (raw rows by cp.async, packed units by the warps themselves from bytes that a
+// cp.async brought in during the tile before), so that a whole tile of products hides each copy.
 //
 //   S = Q K^T: A = 16 query rows x 16 dims, B = 16 dims x 8 tokens, both by ldmatrix.
-//       Lloyd-Max keys stay int8 codes, their norms outside the product; the query is int8 in two terms
-//       (256 * high + low), one product after the other into the same sums: as many products as fp16
-//       would take, and exact where rounding a rotated query to fp16 would cost 2e-3.
 //   O = P V: A = P, which is S's accumulator as it lies; B = 16 tokens x 8 dims, by ldmatrix from packed
 //       values (which lie transposed), by ldmatrix.trans from raw ones.
+//
+// Lloyd-Max keys go into the product as bare codes, exact, and their norms multiply S: fp16 keys that
+// carry the norm would be rounded once more. As for the rotated query, fp16 costs up to 2e-3 of the
+// output where logits vary much (standard deviation 4.5); with INTEGER_KEYS it is int8 in two terms,
+// 256 * high + low, as many products as fp16 takes, and costs nothing.
 //
 // With 32 rows a warp each B operand feeds two products; with 16 the shared memory is the limit.
 #pragma once
@@ -36,10 +37,15 @@ TQ_DEVICE void load_matrices(u32 (&r)[4], u32 at) {
 TQ_DEVICE void load_transposed(u32 (&r)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
 }
-template <bool IS_BF16>
+enum Product { OF_F16, OF_BF16, OF_S8 };
+template <Product KIND>
 TQ_DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    if constexpr (IS_BF16) mma_bf16(c, a[0], a[1], a[2], a[3], b0, b1);
+    if constexpr (KIND == OF_BF16) mma_bf16(c, a[0], a[1], a[2], a[3], b0, b1);
     else mma_f16(c, a[0], a[1], a[2], a[3], b0, b1);
+}
+template <Product KIND>
+TQ_DEVICE void multiply(i32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    mma_s8(c, a[0], a[1], a[2], a[3], b0, b1);
 }
 // A barrier of the first `threads` threads.
 TQ_DEVICE void named_sync(int threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
@@ -51,8 +57,10 @@ TQ_DEVICE float fast_reciprocal(float x) {
 
 // M_TILES: 16 query rows each, of a warp. SPLITS: parts of a tile's tokens; each has its own warps for all
 // query rows. BUFFERS: tiles of keys and of values in shared memory. STAGED: packed bytes come through
-// shared memory a tile ahead; else they are read when they are unpacked.
-template <class Row_, int IO_, bool SOFTCAP_, int NUM_WARPS_, int M_TILES_, int TOKENS_, int SPLITS_, int BUFFERS_, bool STAGED_, bool INTERLEAVED_>
+// shared memory a tile ahead; else they are read when they are unpacked. INTERLEAVED: they are unpacked
+// between the products of P and V, not before the tile's. INTEGER_KEYS: see above.
+template <class Row_, int IO_, bool SOFTCAP_, int NUM_WARPS_, int M_TILES_, int TOKENS_, int SPLITS_, int BUFFERS_, bool STAGED_,
+          bool INTERLEAVED_, bool INTEGER_KEYS_>
 struct PrefillConfig {
     using R = Row_;
     static constexpr int IO = IO_, NUM_WARPS = NUM_WARPS_, M_TILES = M_TILES_, TOKENS = TOKENS_, SPLITS = SPLITS_, BUFFERS = BUFFERS_;
@@ -66,7 +74,13 @@ struct PrefillConfig {
     static constexpr int UNITS = TOKENS / UNIT;  // of a tile
     // Each warp unpacks keys or values of one unit of a tile, or both where warps are few.
     static constexpr bool SPLIT_UNITS = NUM_WARPS >= 2 * UNITS;
-    static constexpr bool INTERLEAVED = INTERLEAVED_ && STAGED && BUFFERS == 2;  // unpacking and products
+    static constexpr bool INTERLEAVED = INTERLEAVED_ && !SPLIT_UNITS && STAGED && BUFFERS == 2;
+    static constexpr bool INTEGER_KEYS = INTEGER_KEYS_ && is_lloyd(R::KEY);
+    // Operands are loaded a step ahead of the product; with more dims that spills.
+    static constexpr bool AHEAD = D <= 128;
+    // Keeps the compiler from bringing all loads of S to its start, which spills where the terms of integer
+    // keys stand in a row. With more dims they are a loop.
+    static constexpr bool IN_ORDER = D <= 64;
 
     static constexpr int QUERY_BYTES = key_tile_bytes(D, TILE_ROWS);
     static constexpr int KEY_BYTES = key_tile_bytes(D, TOKENS);
@@ -77,7 +91,7 @@ struct PrefillConfig {
     static constexpr int NORM_AT = STAGING_AT + (STAGED ? UNITS * R::UNIT_BYTES : 0);  // float [BUFFERS][TOKENS]
     static constexpr int SCALE_AT = NORM_AT + (is_lloyd(R::KEY) ? BUFFERS * TOKENS * 4 : 0);  // float [TILE_ROWS]
     static constexpr int HALF_AT = SCALE_AT + TILE_ROWS * 4;                                 // i32 [TILE_ROWS]
-    static constexpr int SHARED_BYTES = HALF_AT + (is_lloyd(R::KEY) ? TILE_ROWS * 4 : 0);
+    static constexpr int SHARED_BYTES = HALF_AT + (INTEGER_KEYS ? TILE_ROWS * 4 : 0);
 
     static_assert(M_TILES == 1 || M_TILES == 2, "16 or 32 query rows a warp");
     static_assert(TOKENS % 32 == 0 && NUM_WARPS % UNITS == 0, "a warp unpacks one unit of a tile");
@@ -91,8 +105,9 @@ template <class C>
 struct Prefill {
     using R = typename C::R;
     static constexpr int D = C::D, M = C::M_TILES, TOKENS = C::TOKENS, SEEN = C::SEEN;
-    static constexpr bool INTEGER = is_lloyd(R::KEY);  // packed keys
-    static constexpr int BLOCKS64 = (D + 63) / 64;     // 64 dims of integer keys: four chunks
+    static constexpr bool INTEGER = C::INTEGER_KEYS;
+    static constexpr bool LLOYD = is_lloyd(R::KEY);
+    static constexpr int BLOCKS64 = (D + 63) / 64;  // 64 dims of integer keys: four chunks
     const PrefillParams& p;
     u8* smem;
     u32 base;  // of smem
@@ -264,27 +279,44 @@ struct Prefill {
     static TQ_DEVICE u32 code_place(int row, int chunk) {
         return (chunk / 8 * TOKENS + row) * 128 + ((chunk % 8) ^ (row % 2 * 4 + row % 8 / 2)) * 16;
     }
-    // Codes of a unit's keys into rows first .. first + 15 of the tile, and their norms.
+    // Lloyd-Max codes of a unit's keys into rows first .. first + 15 of the tile, and their norms.
     template <int PART, int PARTS>
     TQ_DEVICE void unpack_codes(int buffer, const u8* unit, int first) {
         u32 tile = key_tile(buffer);
-        u32 held[4] = {};
-        for_each_key_step<R>(unit, p.codebook, lane, [&](int step, u32 x0, u32 x1, u32 y0, u32 y1) {
-            if (step / 2 * PARTS / ((key_steps<R>() + 1) / 2) != PART) return;
-            u32 at[2] = {tile + code_place(first + g, step / 2 * 4 + t), tile + code_place(first + 8 + g, step / 2 * 4 + t)};
-            if (step % 2) {
-                store_shared(at[0], held[0], held[1], x0, x1);
-                store_shared(at[1], held[2], held[3], y0, y1);
-            } else if (step == key_steps<R>() - 1) {
-                store_shared(at[0], x0, x1, 0, 0);
-                store_shared(at[1], y0, y1, 0, 0);
-            } else {
-                held[0] = x0, held[1] = x1, held[2] = y0, held[3] = y1;
-            }
-        });
+        if constexpr (INTEGER) {
+            u32 held[4] = {};
+            for_each_key_step<R>(unit, p.codebook, lane, [&](int step, u32 x0, u32 x1, u32 y0, u32 y1) {
+                if (step / 2 * PARTS / ((key_steps<R>() + 1) / 2) != PART) return;
+                u32 at[2] = {tile + code_place(first + g, step / 2 * 4 + t), tile + code_place(first + 8 + g, step / 2 * 4 + t)};
+                if (step % 2) {
+                    store_shared(at[0], held[0], held[1], x0, x1);
+                    store_shared(at[1], held[2], held[3], y0, y1);
+                } else if (step == key_steps<R>() - 1) {
+                    store_shared(at[0], x0, x1, 0, 0);
+                    store_shared(at[1], y0, y1, 0, 0);
+                } else {
+                    held[0] = x0, held[1] = x1, held[2] = y0, held[3] = y1;
+                }
+            });
+        } else {
+            // v + 1/2: 1024 + 128 + v as its bits, less 1152, plus 1/2
+            auto two = [](u32 codes, u32 selector) {
+                return add_f16x2(add_f16x2(byte_permute(codes ^ 0x80808080u, 0x64646464u, selector), 0xe480e480u), 0x38003800u);
+            };
+            for_each_key_step<R>(unit, p.codebook, lane, [&](int step, u32 x0, u32 x1, u32 y0, u32 y1) {
+                if (step * PARTS / key_steps<R>() != PART) return;
+                auto put = [&](int row, u32 a, u32 b) {
+                    if (32 * step + 32 <= D)
+                        store_shared(tile + tile_place(TOKENS, row, 4 * step + t), two(a, 0x4140u), two(a, 0x4342u), two(b, 0x4140u), two(b, 0x4342u));
+                    else  // 16 dims, four a lane
+                        store_shared(tile + tile_place(TOKENS, row, 4 * step + t / 2) + t % 2 * 8, two(a, 0x4140u), two(a, 0x4342u));
+                };
+                put(first + g, x0, x1), put(first + 8 + g, y0, y1);
+            });
+        }
         if (PART == 0 && lane < UNIT) {
             u32 norm = reinterpret_cast<const u16*>(unit + R::UNIT_CODE_BYTES)[field_place(lane)];
-            norms(buffer)[first + lane] = low_norm(norm) * NORM_UNIT;
+            norms(buffer)[first + lane] = low_norm(norm) * (INTEGER ? NORM_UNIT : NORM_UNIT * (2.0f / R::NORM_GAIN));
         }
     }
     // The unit fetched last goes into its place in a tile, at once or in parts.
@@ -306,7 +338,7 @@ struct Prefill {
     TQ_DEVICE void fill_part(const Packed& a, const Fill& f) {
         int first = warp % C::UNITS * UNIT;
         if (!C::SPLIT_UNITS || a.keys) {
-            if constexpr (INTEGER) unpack_codes<PART, PARTS>(f.buffer, f.unit, first);
+            if constexpr (LLOYD) unpack_codes<PART, PARTS>(f.buffer, f.unit, first);
             else unpack_keys<R, TOKENS, PART, PARTS>(key_tile(f.buffer), f.unit, first, p.codebook, lane);
         }
         if (!C::SPLIT_UNITS || a.values) unpack_values<R, PART, PARTS>(value_tile(f.buffer), f.unit, first, f.valid, lane);
@@ -374,95 +406,112 @@ struct Prefill {
         }
     }
 
-    template <bool PACKED>
-    TQ_DEVICE void score(Scores& c, int buffer) {
-        constexpr bool IS_BF16 = PACKED ? packed_is_bf16<R>() : C::IO == BF16;
-        u32 queries = base + first_row * 128 + crossed_at, keys = key_tile(buffer) + part * (SEEN * 128);
-        if constexpr (PACKED && INTEGER) {
-            int r = lane % 8;  // as plain_at, in code_place's order
-            keys += (lane / 16 * 8 + r) * 128 + (lane / 8 % 2 ^ (r % 2 * 4 + r / 2)) * 16;
-            i32 dot[M][SEEN / 8][4];
+    TQ_DEVICE void load_queries(u32 (&a)[M][4], u32 queries, int step) {
+#pragma unroll
+        for (int m = 0; m < M; m++) load_matrices(a[m], matrices_at(queries, C::TILE_ROWS, 16 * m, step));
+    }
+    // Adds the products of STEPS steps over the chunks of keys and, from step `first` on, of queries.
+    template <int STEPS, Product KIND, class T>
+    TQ_DEVICE void multiply_keys(T (&c)[M][SEEN / 8][4], u32 queries, int first, u32 keys) {
+        constexpr int PAIRS = SEEN / 16, ALL = STEPS * PAIRS;
+        u32 a[2][M][4], b[2][4];
+        if constexpr (C::AHEAD) {
+            load_queries(a[0], queries, first);
+            load_matrices(b[0], matrices_at(keys, TOKENS, 0, 0));
+        }
+#pragma unroll
+        for (int at = 0; at < ALL; at++) {
+            int step = at / PAIRS, n = at % PAIRS * 2, now = C::AHEAD ? at + 1 : at;
+            if constexpr (C::AHEAD) {
+                if (n == 2 * PAIRS - 4 && step + 1 < STEPS) load_queries(a[(step + 1) % 2], queries, first + step + 1);
+            } else {
+                if (n == 0) load_queries(a[step % 2], queries, first + step);
+            }
+            if (now < ALL) load_matrices(b[now % 2], matrices_at(keys, TOKENS, now % PAIRS * 16, now / PAIRS));
+            if constexpr (C::IN_ORDER) warp_sync();
 #pragma unroll
             for (int m = 0; m < M; m++) {
-#pragma unroll
-                for (int n = 0; n < SEEN / 8; n++) dot[m][n][0] = dot[m][n][1] = dot[m][n][2] = dot[m][n][3] = 0;
+                multiply<KIND>(c[m][n], a[step % 2][m], b[at % 2][0], b[at % 2][1]);
+                multiply<KIND>(c[m][n + 1], a[step % 2][m], b[at % 2][2], b[at % 2][3]);
             }
-            // The low term first; a 256th of it, and of the halves, goes on into the high term's sums. They
-            // stay below 2^22, so that with MAGIC added their bits are a float of MAGIC_VALUE + sum.
-            constexpr i32 MAGIC = 0x4b400000;
-            constexpr float MAGIC_VALUE = 12582912.0f;
-#pragma unroll 1
-            for (int term = 1; term >= 0; term--) {
+        }
+    }
+    template <class T>
+    static TQ_DEVICE void set_zero(T (&c)[M][SEEN / 8][4]) {
 #pragma unroll
-                for (int step = 0; step < 2 * BLOCKS64; step++) {
-                    u32 a[M][4];
+        for (int m = 0; m < M; m++) {
 #pragma unroll
-                    for (int m = 0; m < M; m++) load_matrices(a[m], matrices_at(queries, C::TILE_ROWS, 16 * m, term * 2 * BLOCKS64 + step));
-#pragma unroll
-                    for (int n = 0; n < SEEN / 8; n += 2) {
-                        u32 b[4];
-                        load_matrices(b, matrices_at(keys, TOKENS, 8 * n, step));
-#pragma unroll
-                        for (int m = 0; m < M; m++) {
-                            mma_s8(dot[m][n], a[m][0], a[m][1], a[m][2], a[m][3], b[0], b[1]);
-                            mma_s8(dot[m][n + 1], a[m][0], a[m][1], a[m][2], a[m][3], b[2], b[3]);
-                        }
-                    }
-                }
-                if (term == 1) {
-#pragma unroll
-                    for (int m = 0; m < M; m++) {
-                        i32 half[2] = {halves()[first_row + 16 * m + g] + MAGIC, halves()[first_row + 16 * m + 8 + g] + MAGIC};
-#pragma unroll
-                        for (int n = 0; n < SEEN / 8; n++) {
-#pragma unroll
-                            for (int k = 0; k < 4; k++) dot[m][n][k] = (dot[m][n][k] >> 8) + half[k / 2];
-                        }
-                    }
-                }
-            }
-            const float2* norm_pairs = reinterpret_cast<const float2*>(norms(buffer) + part * SEEN);
-#pragma unroll
-            for (int n = 0; n < SEEN / 8; n++) {
-                float2 norm = norm_pairs[4 * n + t];
-                float2 off = make_float2(norm.x * -MAGIC_VALUE, norm.y * -MAGIC_VALUE);  // exact: norms have 12 bits
+            for (int n = 0; n < SEEN / 8; n++) c[m][n][0] = c[m][n][1] = c[m][n][2] = c[m][n][3] = 0;
+        }
+    }
+
+    // Products of queries and integer keys over 256, as floats that have MAGIC_VALUE too much: the low term
+    // first; a 256th of it, and of the halves, goes on into the high term's sums. They stay below 2^22, so
+    // with MAGIC added their bits are that float.
+    static constexpr i32 MAGIC = 0x4b400000;
+    static constexpr float MAGIC_VALUE = 12582912.0f;
+    TQ_DEVICE void score_integers(i32 (&dot)[M][SEEN / 8][4], u32 queries, u32 keys) {
+        int r = lane % 8;  // as plain_at, in code_place's order
+        keys += (lane / 16 * 8 + r) * 128 + (lane / 8 % 2 ^ (r % 2 * 4 + r / 2)) * 16;
+        constexpr int STEPS = 2 * BLOCKS64;  // of a term
+        set_zero(dot);
+#pragma unroll (C::IN_ORDER ? 2 : 1)
+        for (int term = 1; term >= 0; term--) {
+            if constexpr (BLOCKS64 == 1) multiply_keys<STEPS, OF_S8>(dot, queries ^ (term * 64), 0, keys);
+            else if constexpr (BLOCKS64 % 2 == 0) multiply_keys<STEPS, OF_S8>(dot, queries + term * (BLOCKS64 / 2 * C::TILE_ROWS * 128), 0, keys);
+            else multiply_keys<STEPS, OF_S8>(dot, queries, term * STEPS, keys);
+            if (term == 1) {
 #pragma unroll
                 for (int m = 0; m < M; m++) {
+                    i32 half[2] = {halves()[first_row + 16 * m + g] + MAGIC, halves()[first_row + 16 * m + 8 + g] + MAGIC};
 #pragma unroll
-                    for (int k = 0; k < 4; k++) c[m][n][k] = __fmaf_rn(__int_as_float(dot[m][n][k]), k % 2 ? norm.y : norm.x, k % 2 ? off.y : off.x);
-                }
-            }
-        } else {
-            keys += plain_at;
+                    for (int n = 0; n < SEEN / 8; n++) {
 #pragma unroll
-            for (int m = 0; m < M; m++) {
-#pragma unroll
-                for (int n = 0; n < SEEN / 8; n++) c[m][n][0] = c[m][n][1] = c[m][n][2] = c[m][n][3] = 0.0f;
-            }
-#pragma unroll
-            for (int step = 0; step < D / 16; step++) {
-                u32 a[M][4];
-#pragma unroll
-                for (int m = 0; m < M; m++) load_matrices(a[m], matrices_at(queries, C::TILE_ROWS, 16 * m, step));
-#pragma unroll
-                for (int n = 0; n < SEEN / 8; n += 2) {
-                    u32 b[4];
-                    load_matrices(b, matrices_at(keys, TOKENS, 8 * n, step));
-#pragma unroll
-                    for (int m = 0; m < M; m++) {
-                        multiply<IS_BF16>(c[m][n], a[m], b[0], b[1]);
-                        multiply<IS_BF16>(c[m][n + 1], a[m], b[2], b[3]);
+                        for (int k = 0; k < 4; k++) dot[m][n][k] = (dot[m][n][k] >> 8) + half[k / 2];
                     }
                 }
             }
         }
     }
 
-    // With FILL it also unpacks the next tile's unit between the products of P and V, which leave most of a
-    // warp's issue slots free.
+    template <bool PACKED>
+    TQ_DEVICE void score(Scores& c, int buffer) {
+        constexpr Product KIND = (PACKED ? packed_is_bf16<R>() : C::IO == BF16) ? OF_BF16 : OF_F16;
+        u32 queries = base + first_row * 128 + crossed_at, keys = key_tile(buffer) + part * (SEEN * 128);
+        i32 dot[M][SEEN / 8][4];
+        if constexpr (PACKED && INTEGER) {
+            score_integers(dot, queries, keys);
+        } else {
+            set_zero(c);
+            multiply_keys<D / 16, KIND>(c, queries, 0, keys + plain_at);
+        }
+        if constexpr (PACKED && LLOYD) {
+            const float2* norm_pairs = reinterpret_cast<const float2*>(norms(buffer) + part * SEEN);
+#pragma unroll
+            for (int n = 0; n < SEEN / 8; n++) {
+                float2 pair = norm_pairs[4 * n + t];
+                float norm[2] = {pair.x, pair.y};
+                float off[2] = {norm[0] * -MAGIC_VALUE, norm[1] * -MAGIC_VALUE};  // exact: norms have 12 bits
+#pragma unroll
+                for (int m = 0; m < M; m++) {
+#pragma unroll
+                    for (int k = 0; k < 4; k++)
+                        c[m][n][k] = INTEGER ? __fmaf_rn(__int_as_float(dot[m][n][k]), norm[k % 2], off[k % 2]) : c[m][n][k] * norm[k % 2];
+                }
+            }
+        }
+    }
+
+    TQ_DEVICE void load_values(u32 (&b)[4], u32 values, int at, bool packed) {
+        int step = at / (D / 16), i = at % (D / 16);
+        if (packed) load_matrices(b, matrices_at(values, D, 16 * i, step));
+        else load_transposed(b, matrices_at(values, TOKENS, 16 * step, i));
+    }
+
+    // With FILL it also unpacks the next tile's unit between the products of P and V.
     template <bool PACKED, bool FILL = false>
     TQ_DEVICE void consume(State& s, int buffer, i32 first, i32 limit, Packed* a = nullptr) {
-        constexpr bool IS_BF16 = PACKED ? packed_is_bf16<R>() : C::IO == BF16;
+        constexpr Product KIND = (PACKED ? packed_is_bf16<R>() : C::IO == BF16) ? OF_BF16 : OF_F16;
         first += part * SEEN;
         if (first >= seen_end || first + SEEN <= seen_begin) {
             if constexpr (FILL) fill_packed(*a, buffer ^ 1);
@@ -504,35 +553,36 @@ struct Prefill {
         Fill next;
         if constexpr (FILL) next = begin_fill(*a, buffer ^ 1);
         u32 values = value_tile(buffer) + (PACKED ? plain_at + part * (SEEN / 64 * D * 128) : crossed_at + part * (SEEN * 128));
+        u32 b[2][4];
+        if constexpr (C::AHEAD) load_values(b[0], values, 0, PACKED);
         unrolled<SEEN / 16>([&](auto step_) {
-            constexpr int step = decltype(step_)::value;
-            u32 w16[M][4];
+            constexpr int STEP = decltype(step_)::value, PAIRS = D / 16;
+            u32 weights[M][4];
 #pragma unroll
             for (int m = 0; m < M; m++) {
 #pragma unroll
                 for (int n = 0; n < 2; n++) {
-                    float(&w)[4] = c[m][2 * step + n];
+                    float(&w)[4] = c[m][2 * STEP + n];
 #pragma unroll
                     for (int k = 0; k < 4; k++) {
                         w[k] = fast_exp2(w[k] * scale(m, k / 2) - s.top[m][k / 2]);
                         s.sum[m][k / 2] += w[k];
                     }
-                    w16[m][2 * n] = IS_BF16 ? pack_bf16(w[0], w[1]) : pack_f16(w[0], w[1]);
-                    w16[m][2 * n + 1] = IS_BF16 ? pack_bf16(w[2], w[3]) : pack_f16(w[2], w[3]);
+                    weights[m][2 * n] = KIND == OF_BF16 ? pack_bf16(w[0], w[1]) : pack_f16(w[0], w[1]);
+                    weights[m][2 * n + 1] = KIND == OF_BF16 ? pack_bf16(w[2], w[3]) : pack_f16(w[2], w[3]);
                 }
             }
 #pragma unroll
-            for (int i = 0; i < D / 8; i += 2) {
-                u32 b[4];
-                if constexpr (PACKED) load_matrices(b, matrices_at(values, D, 8 * i, step));
-                else load_transposed(b, matrices_at(values, TOKENS, 16 * step, i / 2));
+            for (int i = 0; i < PAIRS; i++) {
+                int at = STEP * PAIRS + i, now = C::AHEAD ? at + 1 : at;
+                if (now < SEEN / 16 * PAIRS) load_values(b[now % 2], values, now, PACKED);
 #pragma unroll
                 for (int m = 0; m < M; m++) {
-                    multiply<IS_BF16>(s.o[m][i], w16[m], b[0], b[1]);
-                    multiply<IS_BF16>(s.o[m][i + 1], w16[m], b[2], b[3]);
+                    multiply<KIND>(s.o[m][2 * i], weights[m], b[at % 2][0], b[at % 2][1]);
+                    multiply<KIND>(s.o[m][2 * i + 1], weights[m], b[at % 2][2], b[at % 2][3]);
                 }
                 if constexpr (FILL) {
-                    if (i == D / 32 * 2) fill_part<step, SEEN / 16>(*a, next);
+                    if (i == D / 32) fill_part<STEP, SEEN / 16>(*a, next);
                 }
             }
         });
