@@ -64,6 +64,11 @@ TQ_DEVICE float fast_rsqrt(float x) {
     asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+TQ_DEVICE float fast_reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 TQ_DEVICE u32 byte_permute(u32 a, u32 b, u32 selector) {
     u32 d;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
@@ -79,6 +84,11 @@ TQ_DEVICE u32 mul_f16x2(u32 a, u32 b) {
 TQ_DEVICE u32 fma_f16x2(u32 a, u32 b, u32 c) {
     u32 d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+TQ_DEVICE u32 add_f16x2(u32 a, u32 b) {
+    u32 d;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
 TQ_DEVICE u32 max_f16x2(u32 a, u32 b) {
@@ -141,16 +151,42 @@ TQ_DEVICE void bulk_copy(u32 dst, const void* src, u32 bytes, u32 bar) {
                  "l"(src), "r"(bytes), "r"(bar)
                  : "memory");
 }
-#else
+#endif
 TQ_DEVICE void copy16(u32 dst, const void* src) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
+}
+// 16 bytes, or 16 zero bytes.
+TQ_DEVICE void copy16_or_zero(u32 dst, const void* src, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(there ? 16 : 0) : "memory");
 }
 TQ_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
 TQ_DEVICE void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-#endif
+
+// Not ordered against ordinary loads, so that those may be started earlier: a barrier must stand between.
+TQ_DEVICE void store_shared(u32 at, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d));
+}
+TQ_DEVICE void store_shared(u32 at, u32 a, u32 b) {
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(a), "r"(b));
+}
+TQ_DEVICE void store_shared(u32 at, u32 a) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(a)); }
+TQ_DEVICE void store_shared(u32 at, u16 a) { asm volatile("st.shared.b16 [%0], %1;" ::"r"(at), "h"(a)); }
+
+// A value the compiler cannot see through: it is worked out where it stands, or kept in a register.
+TQ_DEVICE void opaque(u32& x) { asm volatile("" : "+r"(x)); }
+// A barrier of the first `threads` threads.
+TQ_DEVICE void named_sync(int threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
+
+// Four 8x8 matrices of 16-bit floats; lane l gives the address of row l % 8 of matrix l / 8.
+TQ_DEVICE void load_matrices(u32 (&r)[4], u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+TQ_DEVICE void load_transposed(u32 (&r)[4], u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
 
 }  // namespace tq
 #endif  // CUDA

@@ -59,6 +59,7 @@ TQ_DEVICE float __fdiv_rn(float a, float b) {
 #pragma clang fp contract(off)
     return a / b;
 }
+TQ_DEVICE float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 TQ_DEVICE float __fsqrt_rn(float x) { return __builtin_sqrtf(x); }
 
 TQ_DEVICE float fabsf(float x) { return __builtin_fabsf(x); }
@@ -101,6 +102,8 @@ TQ_DEVICE T __shfl_up_sync(u32 all, T x, int by) {
     int lane = int(hip_wave_lane() & 31u);
     return __shfl_sync(all, x, lane < by ? lane : lane - by);
 }
+TQ_DEVICE u32 __ballot_sync(u32, bool b) { return hip_ballot(b); }
+TQ_DEVICE int __ffs(u32 x) { return __builtin_ffs(i32(x)); }
 TQ_DEVICE int __any_sync(u32, bool b) { return hip_ballot(b) != 0; }
 TQ_DEVICE void __syncwarp() {
     __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
@@ -139,6 +142,7 @@ TQ_DEVICE u16 f32_to_bf16(float f) {
 }
 TQ_DEVICE u32 pack_bf16(float lo, float hi) { return u32(f32_to_bf16(hi)) << 16 | f32_to_bf16(lo); }
 TQ_DEVICE float fast_exp2(float x) { return __builtin_amdgcn_exp2f(x); }
+TQ_DEVICE float fast_reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
 TQ_DEVICE float fast_rsqrt(float x) { return __builtin_amdgcn_rsqf(x); }
 
 // A nibble of the selector names a byte of a (0-3) or b (4-7); its top bit asks for that byte's sign instead.
@@ -153,6 +157,10 @@ TQ_DEVICE u32 byte_permute(u32 a, u32 b, u32 selector) {
 TQ_DEVICE u32 mul_f16x2(u32 a, u32 b) {
 #pragma clang fp contract(off)
     return __builtin_bit_cast(u32, __builtin_bit_cast(HalfPair, a) * __builtin_bit_cast(HalfPair, b));
+}
+TQ_DEVICE u32 add_f16x2(u32 a, u32 b) {
+#pragma clang fp contract(off)
+    return __builtin_bit_cast(u32, __builtin_bit_cast(HalfPair, a) + __builtin_bit_cast(HalfPair, b));
 }
 TQ_DEVICE u32 fma_f16x2(u32 a, u32 b, u32 c) {
     return __builtin_bit_cast(u32, __builtin_elementwise_fma(__builtin_bit_cast(HalfPair, a), __builtin_bit_cast(HalfPair, b),
@@ -206,8 +214,42 @@ TQ_DEVICE u32 shared_address(const void* p) {
     return u32(u64((const __attribute__((address_space(3))) char*)p));
 }
 TQ_DEVICE void fence_before_async_write() {}
+template <class T>
+using HipShared = __attribute__((address_space(3))) T;
 TQ_DEVICE void copy16(u32 dst, const void* src) {
-    *reinterpret_cast<__attribute__((address_space(3))) HipWords4*>(dst) = *static_cast<const HipWords4*>(src);
+    *reinterpret_cast<HipShared<HipWords4>*>(dst) = *static_cast<const HipWords4*>(src);
+}
+TQ_DEVICE void copy16_or_zero(u32 dst, const void* src, bool there) {
+    *reinterpret_cast<HipShared<HipWords4>*>(dst) = there ? *static_cast<const HipWords4*>(src) : HipWords4{0, 0, 0, 0};
+}
+TQ_DEVICE void store_shared(u32 at, u32 a, u32 b, u32 c, u32 d) {
+    *reinterpret_cast<HipShared<HipWords4>*>(at) = HipWords4{a, b, c, d};
+}
+TQ_DEVICE void store_shared(u32 at, u32 a, u32 b) {
+    reinterpret_cast<HipShared<u32>*>(at)[0] = a, reinterpret_cast<HipShared<u32>*>(at)[1] = b;
+}
+TQ_DEVICE void store_shared(u32 at, u32 a) { *reinterpret_cast<HipShared<u32>*>(at) = a; }
+TQ_DEVICE void store_shared(u32 at, u16 a) { *reinterpret_cast<HipShared<u16>*>(at) = a; }
+TQ_DEVICE void opaque(u32& x) { asm volatile("" : "+v"(x)); }
+
+// As ldmatrix: lane l names row l % 8 of matrix l / 8, and gets elements 2t, 2t + 1 of row g (transposed: of
+// column g) of each.
+TQ_DEVICE void load_matrices(u32 (&r)[4], u32 at) {
+    int lane = int(hip_wave_lane() & 31u);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        u32 row = __shfl_sync(TQ_FULL_WARP, at, 8 * i + lane / 4);
+        r[i] = *reinterpret_cast<HipShared<u32>*>(row + lane % 4 * 4);
+    }
+}
+TQ_DEVICE void load_transposed(u32 (&r)[4], u32 at) {
+    int lane = int(hip_wave_lane() & 31u);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        u32 low = __shfl_sync(TQ_FULL_WARP, at, 8 * i + lane % 4 * 2), high = __shfl_sync(TQ_FULL_WARP, at, 8 * i + lane % 4 * 2 + 1);
+        u32 column = u32(lane / 4 * 2);
+        r[i] = *reinterpret_cast<HipShared<u16>*>(low + column) | u32(*reinterpret_cast<HipShared<u16>*>(high + column)) << 16;
+    }
 }
 TQ_DEVICE void copy_commit() {}
 template <int N>

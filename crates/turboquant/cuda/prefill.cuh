@@ -84,16 +84,6 @@ TQ_ANYWHERE int tile_place(int rows, int row, int chunk) {  // byte offset; a ch
 TQ_ANYWHERE int key_tile_bytes(int d, int tokens) { return (d + 63) / 64 * tokens * 128; }
 TQ_ANYWHERE int packed_value_tile_bytes(int d, int tokens) { return (tokens + 63) / 64 * d * 128; }
 
-// Not ordered against ordinary loads, so that those may be started earlier: a barrier must stand between.
-TQ_DEVICE void store_shared(u32 at, u32 a, u32 b, u32 c, u32 d) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d));
-}
-TQ_DEVICE void store_shared(u32 at, u32 a, u32 b) {
-    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(a), "r"(b));
-}
-TQ_DEVICE void store_shared(u32 at, u32 a) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(a)); }
-TQ_DEVICE void store_shared(u32 at, u16 a) { asm volatile("st.shared.b16 [%0], %1;" ::"r"(at), "h"(a)); }
-
 // ---- queries ----
 
 // Type of the products over the packed prefix: unpacked bf16 rows stay bf16, all else is fp16.
@@ -141,14 +131,6 @@ TQ_DEVICE float stage_query(const PrefillParams& p, const QueryTile& x, i32 row,
 
 // ---- raw keys and values ----
 
-TQ_DEVICE void copy16_shared(u32 dst, const void* src) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
-}
-// 16 bytes, or 16 zero bytes.
-TQ_DEVICE void copy16_or_zero(u32 dst, const void* src, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(there ? 16 : 0) : "memory");
-}
-
 // Rows first .. first + TOKENS - 1 of a [tokens, stride] array into a tile; rows from `count` on are zero.
 // A thread keeps to one chunk and takes every STEP-th row, so that its addresses advance by constants.
 template <int D, int TOKENS, int THREADS>
@@ -162,7 +144,7 @@ TQ_DEVICE void copy_rows(u32 tile, const u16* rows, i64 stride, i32 first, i32 c
     const u16* src = rows + i64(first + row) * stride + chunk * 8;
     if (first + TOKENS <= count) {
 #pragma unroll
-        for (int i = 0; i < TOKENS; i += STEP, src += STEP * stride) copy16_shared((dst ^ (i % 8 * 16)) + i * 128, src);
+        for (int i = 0; i < TOKENS; i += STEP, src += STEP * stride) copy16((dst ^ (i % 8 * 16)) + i * 128, src);
     } else {
 #pragma unroll 1
         for (int i = 0; i < TOKENS; i += STEP, src += STEP * stride) {
@@ -175,11 +157,7 @@ TQ_DEVICE void copy_rows(u32 tile, const u16* rows, i64 stride, i32 first, i32 c
 // ---- packed keys and values: one warp a unit, read from shared or device memory ----
 
 TQ_DEVICE u32 twice(u16 h) { return u32(h) * 0x10001u; }
-TQ_DEVICE u32 add_f16x2(u32 a, u32 b) {
-    u32 d;
-    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
+
 // A key's codes are halves: int8 v stands for v + 1/2. Its factor m is split, so that each element is
 // v m + m / 2 rounded once, and no error is common to a whole key.
 struct KeyFactor {
@@ -192,7 +170,7 @@ TQ_DEVICE KeyFactor key_factor(float m) {
 TQ_DEVICE void scale_codes(u32 codes, const KeyFactor& m, u32& first, u32& second) {
     codes ^= 0x80808080u;
     u32 upper = 0x64646464u;
-    asm("" : "+r"(upper));  // in a register, so that the selector is the instruction's constant
+    opaque(upper);  // in a register, so that the selector is the instruction's constant
     auto two = [&](u32 selector) {
         u32 v = add_f16x2(byte_permute(codes, upper, selector), 0xe480e480u);  // 1024 + 128 + v, less 1152
         return fma_f16x2(v, m.high, fma_f16x2(v, m.low, m.half));

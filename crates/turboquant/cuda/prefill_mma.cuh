@@ -17,9 +17,6 @@
 //
 // With 32 rows a warp each B operand feeds two products; with 16 the shared memory is the limit.
 #pragma once
-#ifndef TQ_BULK_COPY
-#define TQ_BULK_COPY 0  // cp.async everywhere
-#endif
 #include "prefill.cuh"
 
 namespace tq {
@@ -30,13 +27,6 @@ constexpr float NEVER = -1e30f;       // running maximum before the first score
 constexpr float LATE_RESCALE = 6.0f;  // a score may pass the running maximum by 2^6 before it is moved
 constexpr float P_BITS = 8.0f;        // P carries 2^8, so that fp16 holds it down to 2^-32
 
-// Four 8x8 matrices of 16-bit floats; lane l gives the address of row l % 8 of matrix l / 8.
-TQ_DEVICE void load_matrices(u32 (&r)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-}
-TQ_DEVICE void load_transposed(u32 (&r)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-}
 enum Product { OF_F16, OF_BF16, OF_S8 };
 template <Product KIND>
 TQ_DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -46,13 +36,6 @@ TQ_DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 template <Product KIND>
 TQ_DEVICE void multiply(i32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     mma_s8(c, a[0], a[1], a[2], a[3], b0, b1);
-}
-// A barrier of the first `threads` threads.
-TQ_DEVICE void named_sync(int threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
-TQ_DEVICE float fast_reciprocal(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 // M_TILES: 16 query rows each, of a warp. SPLITS: parts of a tile's tokens; each has its own warps for all
