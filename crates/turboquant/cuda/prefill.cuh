@@ -156,53 +156,32 @@ TQ_DEVICE void copy_rows(u32 tile, const u16* rows, i64 stride, i32 first, i32 c
 
 // ---- packed keys and values: one warp a unit, read from shared or device memory ----
 
-TQ_DEVICE u32 twice(u16 h) { return u32(h) * 0x10001u; }
 
-// A key's codes are halves: int8 v stands for v + 1/2. Its factor m is split, so that each element is
-// v m + m / 2 rounded once, and no error is common to a whole key.
-struct KeyFactor {
-    u32 high, low, half;  // fp16 pairs: m = high + low, half = m / 2
-};
-TQ_DEVICE KeyFactor key_factor(float m) {
-    u16 high = f32_to_f16(m);
-    return {twice(high), twice(f32_to_f16(m - f16_to_f32(high))), twice(f32_to_f16(0.5f * m))};
-}
-TQ_DEVICE void scale_codes(u32 codes, const KeyFactor& m, u32& first, u32& second) {
-    codes ^= 0x80808080u;
-    u32 upper = 0x64646464u;
-    opaque(upper);  // in a register, so that the selector is the instruction's constant
-    auto two = [&](u32 selector) {
-        u32 v = add_f16x2(byte_permute(codes, upper, selector), 0xe480e480u);  // 1024 + 128 + v, less 1152
-        return fma_f16x2(v, m.high, fma_f16x2(v, m.low, m.half));
-    };
-    first = two(0x4140u), second = two(0x4342u);
-}
-
-// Keys of a unit, times their norms, into rows first .. first + 15 of a key tile. `fields` is where the
-// unit's fields begin.
+// Keys of a unit into rows first .. first + 15 of a key tile. Lloyd-Max codes go in bare, exact in fp16; a
+// score has to be multiplied with its token's norm, of which norms[first ..] gets 16. `fields` is where
+// the unit's fields begin.
 template <class R, int TOKENS>
-TQ_DEVICE void unpack_keys(u32 tile, const u8* keys, const u8* fields, int first, const u32 (&book)[2], int lane) {
+TQ_DEVICE void unpack_keys(u32 tile, float* norms, const u8* keys, const u8* fields, int first, const u32 (&book)[2], int lane) {
     int g = lane / 4, t = lane % 4;
     int row[2] = {first + g, first + 8 + g};
     if constexpr (is_lloyd(R::KEY)) {
-        const u16* norms = reinterpret_cast<const u16*>(fields);
-        KeyFactor m[2];
-#pragma unroll
-        for (int k = 0; k < 2; k++) m[k] = key_factor(low_norm(norms[field_place(g) + 2 * k]) * (NORM_UNIT * 2.0f / R::NORM_GAIN));
+        u32 upper = 0x64646464u;
+        opaque(upper);  // in a register, so that the selector is the instruction's constant
+        // int8 v stands for v + 1/2: 1024 + 128 + v as its bits, less 1152, plus 1/2
+        auto two = [&](u32 codes, u32 selector) {
+            return add_f16x2(add_f16x2(byte_permute(codes ^ 0x80808080u, upper, selector), 0xe480e480u), 0x38003800u);
+        };
         for_each_key_step<R>(keys, book, lane, [&](int step, u32 x0, u32 x1, u32 y0, u32 y1) {
-            u32 w[4];
-            bool whole = 32 * step + 32 <= R::D;
-#pragma unroll
-            for (int k = 0; k < 2; k++) {
-                scale_codes(k ? y0 : x0, m[k], w[0], w[1]);
-                if (whole) {
-                    scale_codes(k ? y1 : x1, m[k], w[2], w[3]);
-                    store_shared(tile + tile_place(TOKENS, row[k], 4 * step + t), w[0], w[1], w[2], w[3]);
-                } else {  // 16 dims, four a lane
-                    store_shared(tile + tile_place(TOKENS, row[k], 4 * step + t / 2) + t % 2 * 8, w[0], w[1]);
-                }
-            }
+            auto put = [&](int row, u32 a, u32 b) {
+                if (32 * step + 32 <= R::D)
+                    store_shared(tile + tile_place(TOKENS, row, 4 * step + t), two(a, 0x4140u), two(a, 0x4342u), two(b, 0x4140u), two(b, 0x4342u));
+                else  // 16 dims, four a lane
+                    store_shared(tile + tile_place(TOKENS, row, 4 * step + t / 2) + t % 2 * 8, two(a, 0x4140u), two(a, 0x4342u));
+            };
+            put(row[0], x0, x1), put(row[1], y0, y1);
         });
+        if (lane < UNIT)
+            norms[first + lane] = low_norm(reinterpret_cast<const u16*>(fields)[field_place(lane)]) * (NORM_UNIT * 2.0f / R::NORM_GAIN);
     } else {
         for_each_key_step<R>(keys, book, lane, [&](int step, u32 x0, u32 x1, u32 y0, u32 y1) {
             store_shared(tile + tile_place(TOKENS, row[0], 2 * step + t / 2) + t % 2 * 8, x0, x1);

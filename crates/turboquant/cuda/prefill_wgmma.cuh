@@ -33,7 +33,8 @@ struct PrefillConfig {
     static constexpr int QUERY_BYTES = D / 64 * 64 * 128;    // of a consumer
     static constexpr int KEYS_AT = CONSUMERS * QUERY_BYTES;
     static constexpr int VALUES_AT = KEYS_AT + STAGES * TILE_BYTES;
-    static constexpr int RING_AT = VALUES_AT + STAGES * TILE_BYTES;
+    static constexpr int NORMS_AT = VALUES_AT + STAGES * TILE_BYTES;  // float [STAGES][TOKENS], of Lloyd-Max keys
+    static constexpr int RING_AT = NORMS_AT + (is_lloyd(R::KEY) ? STAGES * TOKENS * 4 : 0);
     // A warp's ring of packed bytes: its keys and, where they have one, norms; or its values and their fields.
     static constexpr int NORM_BYTES = is_lloyd(R::KEY) ? 2 * UNIT : 0;
     static constexpr int KEY_SLOT = R::UNIT_KEY_BYTES + NORM_BYTES;
@@ -67,6 +68,7 @@ struct Prefill {
     TQ_DEVICE u32 full(bool values, int stage) { return base + C::BARRIERS_AT + 8 * (2 * values + stage); }
     TQ_DEVICE u32 empty(bool values, int stage) { return full(values, stage) + 8 * 2 * C::STAGES; }
     TQ_DEVICE u32 keys_at(int stage) { return base + C::KEYS_AT + stage * C::TILE_BYTES; }
+    TQ_DEVICE float* norms_at(int stage) { return reinterpret_cast<float*>(smem + C::NORMS_AT) + stage * TOKENS; }
     TQ_DEVICE u32 values_at(int stage) { return base + C::VALUES_AT + stage * C::TILE_BYTES; }
 
     TQ_DEVICE void run() {
@@ -179,7 +181,7 @@ struct Prefill {
                     i32 valid = x.prefix_len - (packed_first + j * TOKENS + first);
                     unpack_values<R>(values_at(stage), unit, unit + R::UNIT_CODE_BYTES - R::UNIT_KEY_BYTES, first, valid, lane);
                 } else if (got < mine) {  // those behind the prefix are masked, whatever they are
-                    unpack_keys<R, TOKENS>(keys_at(stage), unit, unit + R::UNIT_KEY_BYTES, first, p.codebook, lane);
+                    unpack_keys<R, TOKENS>(keys_at(stage), norms_at(stage), unit, unit + R::UNIT_KEY_BYTES, first, p.codebook, lane);
                 }
                 warp_sync();
                 ask(slot);
@@ -211,6 +213,21 @@ struct Prefill {
         for (int k = 0; k < D / 16; k++)
             wgmma_shared<IS_BF16>(s, moved(queries, k / 4 * 64 * 128 + k % 4 * 32), moved(keys, k / 4 * TOKENS * 128 + k % 4 * 32), k > 0);
         wgmma_commit();
+    }
+    // Scores from the product, whose tile of keys may be overwritten then.
+    template <bool PACKED>
+    TQ_DEVICE void take_scores(float (&s)[SCORES], int tile) {
+        pin(s);
+        if constexpr (PACKED && is_lloyd(R::KEY)) {
+            const float* norms = norms_at(tile % C::STAGES) + lane % 4 * 2;
+#pragma unroll
+            for (int j = 0; j < TOKENS / 8; j++) {
+                float2 norm = *reinterpret_cast<const float2*>(norms + 8 * j);
+                s[4 * j] *= norm.x, s[4 * j + 1] *= norm.y, s[4 * j + 2] *= norm.x, s[4 * j + 3] *= norm.y;
+            }
+        }
+        warp_sync();
+        release(false, tile);
     }
     // O += P V of a tile, started.
     template <bool PACKED>
@@ -334,8 +351,7 @@ struct Prefill {
         u32 weights[TOKENS / 16][4];
         start_scores<PACKED>(s, queries, tile);
         wgmma_wait<0>();
-        pin(s);
-        release(false, tile);
+        take_scores<PACKED>(s, tile);
         if (soften_tile(s, keep, 0)) rescale(o, keep);
         pack<IS_BF16>(weights, s);
 #pragma unroll 1
@@ -343,8 +359,7 @@ struct Prefill {
             start_scores<PACKED>(s, queries, tile + 1);
             start_output<PACKED>(o, weights, tile);
             wgmma_wait<1>();
-            pin(s);
-            release(false, tile + 1);
+            take_scores<PACKED>(s, tile + 1);
             bool late = soften_tile(s, keep, j);
             wgmma_wait<0>();
 #pragma unroll
