@@ -19,17 +19,8 @@ constexpr int SHARED_BUDGET = 228 * 1024;
 #ifndef TQ_M_TILES  // 32 rows a warp while their output fits its registers
 #define TQ_M_TILES (TQ_D <= 128 ? 2 : 1)
 #endif
-#ifndef TQ_INTERLEAVED
-#define TQ_INTERLEAVED (TQ_D <= 64)
-#endif
-#ifndef TQ_INTEGER_KEYS  // between 64 and 128 dims fp16 is 5 % faster and still within 2e-3
-#define TQ_INTEGER_KEYS (TQ_D <= 64 || TQ_D > 128)
-#endif
-#ifndef TQ_SPLITS
-#define TQ_SPLITS 1
-#endif
 template <int WARPS, int BUFFERS, bool STAGED>
-using With = tq::PrefillConfig<Row, TQ_IO, TQ_SOFTCAP, WARPS, TQ_M_TILES, TQ_TOKENS, TQ_SPLITS, BUFFERS, STAGED, TQ_INTERLEAVED, TQ_INTEGER_KEYS>;
+using With = tq::PrefillConfig<Row, TQ_IO, TQ_SOFTCAP, WARPS, TQ_M_TILES, TQ_TOKENS, BUFFERS, STAGED>;
 
 #ifndef TQ_WARPS  // with 32 rows a warp, two CTAs of 4 out of step; with 16, one of 8, so that more rows share a tile
 #define TQ_WARPS (TQ_M_TILES == 1 && With<8, 1, false>::SHARED_BYTES <= SHARED_BUDGET - 1024 ? 8 : 4)
