@@ -107,7 +107,8 @@ struct Prefill {
     TQ_DEVICE float score_unit() { return p.sm_scale * (C::SOFTCAP ? 1.0f / p.softcap : LOG2E); }
     TQ_DEVICE void stage_packed_queries(State& s) {
         float mine = 1.0f;  // of row `lane` of the warp
-#pragma unroll 4
+        constexpr int TOGETHER = (D & (D - 1)) == 0 ? 4 : 1;  // other rotations are long code
+#pragma unroll TOGETHER
         for (int r = 0; r < C::WARP_ROWS; r++) {
             int row = first_row + r;
             float scale = stage_query<R, C::IO, C::TILE_ROWS, true>(p, x, row, base, row, lane);
