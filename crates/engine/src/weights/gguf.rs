@@ -4,7 +4,7 @@
 //! `general.alignment` of 0, takes 32 bytes for each byte of an array, and does not say which tensor
 //! has a type that it does not know.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
@@ -75,7 +75,7 @@ impl Gguf {
                 return Err(reader.malformed(format!("metadata key {key} is there twice")));
             }
         }
-        let mut tensors = HashMap::new();
+        let mut tensors = BTreeMap::new();
         for _ in 0..tensor_count {
             let (name, entry) = reader.tensor()?;
             if tensors.contains_key(&name) {
@@ -102,13 +102,13 @@ impl Gguf {
 /// another one.
 fn place(
     path: &Path,
-    tensors: &mut HashMap<String, TensorEntry>,
+    tensors: &mut BTreeMap<String, TensorEntry>,
     data_start: u64,
     size: u64,
 ) -> Result<(), LoadError> {
     let malformed = |reason: String| LoadError::Malformed { path: path.into(), reason };
     let mut sorted: Vec<(&String, &mut TensorEntry)> = tensors.iter_mut().collect();
-    sorted.sort_unstable_by_key(|(_, entry)| (entry.offset, entry.bytes));
+    sorted.sort_by_key(|(_, entry)| (entry.offset, entry.bytes));
     for (name, entry) in &mut sorted {
         let start = data_start.checked_add(entry.offset);
         let end = start.and_then(|start| start.checked_add(entry.bytes));

@@ -251,6 +251,18 @@ fn what_is_not_supported_is_named() {
     assert!(error.contains("`lfm2` is not supported; supported are llama, qwen2"), "{error}");
 }
 
+#[test]
+fn layers_beyond_the_block_count_are_refused() {
+    let bytes = tiny_as_gguf("llama", "llama", vec![("block_count", Meta::U32(2))]);
+    let error = load(&bytes).unwrap_err().to_string();
+    assert!(
+        error.contains(
+            "model.gguf: tensor blk.2.attn_k.weight is of a layer beyond the 2 of the configuration"
+        ),
+        "{error}"
+    );
+}
+
 /// Types are numbers in the file: 23 is IQ4_XS, 3 is Q4_1, which takes fewer bytes.
 #[test]
 fn unknown_types_and_wrong_sizes_are_named() {
