@@ -6,7 +6,7 @@ use anyhow::Result;
 use turboquant::format::CacheDtype;
 use turboquant_engine::{
     engine::{Engine, EngineConfig, StartError},
-    model::LoadedModel,
+    model::{LoadedModel, OpenedModel},
     plan::{Plan, PlanOptions},
     runner::Runner,
 };
@@ -14,7 +14,7 @@ use turboquant_engine::{
 use crate::{
     args::{CacheArgs, ModelArgs},
     console::say,
-    error::wrong_use,
+    error::{refused, wrong_use},
     models,
     report::size,
     text::TextModel,
@@ -31,9 +31,11 @@ pub(crate) struct Loaded {
 /// Finds, fetches and loads the model.
 pub(crate) fn load(args: &ModelArgs) -> Result<Loaded> {
     let files = models::resolve(&args.model)?;
-    // The engine first: it checks every byte of a GGUF file's directory.
-    let model = Arc::new(LoadedModel::load(&files.path)?);
+    // Refusals first. Then the tokenizer, which takes more memory while it is built than it keeps: what
+    // it gives back the weights can use.
+    let opened = OpenedModel::open(&files.path).map_err(refused)?;
     let text = TextModel::load(&files.path)?;
+    let model = Arc::new(opened.load().map_err(refused)?);
     Ok(Loaded { name: files.name, text, model })
 }
 
