@@ -18,8 +18,8 @@ use turboquant_engine::{
 };
 
 use crate::{
-    args::{CacheArgs, at_least_one, byte_size},
-    error::wrong_use,
+    args::{CacheArgs, PagingArgs, StepArgs, at_least_one, byte_size},
+    error::{refused_facts, wrong_use},
     models,
 };
 
@@ -121,10 +121,10 @@ impl WeightsDtype {
 
 /// Prints the plan.
 ///
-/// Whatever is wrong with the config or the options is wrong use: nothing else happens here.
+/// What the options ask for and the model cannot have is wrong use.
 pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     let (name, path) = find(&args.model)?;
-    let mut facts = ModelFacts::read(&path).map_err(|error| wrong_use(error.to_string()))?;
+    let mut facts = ModelFacts::read(&path).map_err(refused_facts)?;
     override_weights(&mut facts, args.weights_dtype);
     let options = options(args, &facts)?;
     let mut out = std::io::stdout().lock();
