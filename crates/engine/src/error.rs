@@ -137,6 +137,9 @@ pub enum EngineError {
         /// What it refused.
         source: turboquant::attention::AttentionError,
     },
+    /// Nobody wants the step's results any more.
+    #[error("the step was given up: nobody waits for its results")]
+    Abandoned,
     /// The parts of a step do not fit together.
     #[error("inconsistent step: {0}")]
     Batch(String),

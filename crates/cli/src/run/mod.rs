@@ -108,7 +108,8 @@ struct Session {
 
 /// Starts an engine for sequences of up to `context` tokens, or what the arguments and the model say.
 fn start(args: &RunArgs, loaded: &Loaded, context: usize) -> Result<Session> {
-    let max_model_len = args.model.max_model_len.unwrap_or(context.min(loaded.model.config.max_model_len));
+    let max_model_len =
+        args.model.paging.max_model_len.unwrap_or(context.min(loaded.model.config.max_model_len));
     let options = PlanOptions {
         budget: Budget::Tokens(max_model_len),
         max_model_len: Some(max_model_len),
@@ -121,6 +122,8 @@ fn start(args: &RunArgs, loaded: &Loaded, context: usize) -> Result<Session> {
     let config = EngineConfig {
         max_num_seqs: 1,
         max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS,
+        // The next question of a chat may come before the engine has let go of the last answer.
+        max_queued_requests: 1,
         max_model_len: plan.max_model_len,
         eos_token_ids: loaded.stop_ids(),
     };
