@@ -198,12 +198,11 @@ pub(crate) struct ServeArgs {
     /// Memory of the KV cache, such as 512MiB or 4GiB.
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = byte_size)]
     pub(crate) kv_cache_memory: u64,
-    /// Sequences that run at once.
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one)]
-    pub(crate) max_num_seqs: usize,
-    /// Tokens of one step.
-    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = at_least_one)]
-    pub(crate) max_num_batched_tokens: usize,
+    #[command(flatten)]
+    pub(crate) steps: StepArgs,
+    /// Answers that may wait for their turn; a request for more is refused with 503.
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub(crate) max_queued_requests: usize,
     /// Largest request body.
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = byte_size)]
     pub(crate) max_body_size: u64,

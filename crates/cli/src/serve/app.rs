@@ -91,6 +91,7 @@ impl App {
             RequestError::EmptyPrompt | RequestError::TokenId { .. } => {
                 ApiError::invalid_param("prompt", format!("{error}."))
             }
+            RequestError::QueueFull { .. } => ApiError::queue_full(format!("{error}.")),
             RequestError::Stopped(_) => ApiError::unavailable(format!("{error}.")),
         }
     }

@@ -64,7 +64,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let plan = loaded.plan(&options)?;
     let config = EngineConfig {
         max_num_seqs: plan.max_num_seqs,
-        max_num_batched_tokens: args.max_num_batched_tokens,
+        max_num_batched_tokens: args.steps.max_num_batched_tokens,
+        max_queued_requests: args.max_queued_requests,
         max_model_len: plan.max_model_len,
         eos_token_ids: loaded.stop_ids(),
     };
