@@ -53,7 +53,7 @@ impl Loaded {
             dtype: cache.kv_cache_dtype,
             boundary_layers: cache.kv_boundary_layers,
             skip_layers: cache.skip_layers()?,
-            ..self.default_plan_options(model.page_size)
+            ..self.default_plan_options(model.paging.page_size)
         })
     }
 

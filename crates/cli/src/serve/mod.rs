@@ -56,9 +56,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let loaded = setup::load(&args.model)?;
     let options = PlanOptions {
         budget: Budget::Memory(args.kv_cache_memory),
-        max_model_len: args.model.max_model_len,
-        max_num_seqs: args.max_num_seqs,
-        max_num_batched_tokens: args.max_num_batched_tokens,
+        max_model_len: args.model.paging.max_model_len,
+        max_num_seqs: args.steps.max_num_seqs,
+        max_num_batched_tokens: args.steps.max_num_batched_tokens,
         ..loaded.plan_options(&args.model, &args.cache)?
     };
     let plan = loaded.plan(&options)?;
