@@ -135,7 +135,8 @@ mod tests {
 
     #[test]
     fn arrays_of_any_length_and_type_are_read() {
-        let kinds: [(u32, fn(i64) -> Vec<u8>); 10] = [
+        type Encode = fn(i64) -> Vec<u8>;
+        let kinds: [(u32, Encode); 10] = [
             (0, |n| (n as u8).to_le_bytes().to_vec()),
             (1, |n| (n as i8).to_le_bytes().to_vec()),
             (2, |n| (n as u16).to_le_bytes().to_vec()),
