@@ -92,8 +92,17 @@ impl Loaded {
 
 /// Bytes of main memory, where the system says.
 fn machine_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    size_in("/proc/meminfo", "MemTotal:")
+}
+
+/// The most bytes that this process has had in main memory, where the system says.
+pub(crate) fn peak_memory() -> Option<u64> {
+    size_in("/proc/self/status", "VmHWM:")
+}
+
+fn size_in(file: &str, field: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(field))?;
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 

@@ -103,6 +103,7 @@ fn sampling_params(args: &SamplingArgs) -> SamplingParams {
 /// A running engine for one sequence at a time.
 struct Session {
     plan: Plan,
+    weight_bytes: usize,
     generator: Generator,
 }
 
@@ -129,7 +130,8 @@ fn start(args: &RunArgs, loaded: &Loaded, context: usize) -> Result<Session> {
     };
     let engine = setup::start_engine(loaded.runner(&plan)?, config)?;
     let tokens = loaded.text.tokens().clone();
-    Ok(Session { plan, generator: Generator::new(engine, tokens, args.sampling.stop.clone()) })
+    let generator = Generator::new(engine, tokens, args.sampling.stop.clone());
+    Ok(Session { plan, weight_bytes: loaded.model.weights.bytes, generator })
 }
 
 impl Session {
@@ -141,6 +143,10 @@ impl Session {
         let used: u64 =
             plan.groups.iter().zip(peak_pages).map(|(group, &pages)| (group.page_bytes * pages) as u64).sum();
         say(format_args!("KV memory     {} used of {} planned", size(used), size(plan.total_bytes())));
+        if let Some(peak) = setup::peak_memory() {
+            let weights = size(self.weight_bytes as u64);
+            say(format_args!("memory        {} at most, {weights} of it weights", size(peak)));
+        }
         let rate = |tokens: usize, seconds: f64| {
             if tokens == 0 || seconds <= 0.0 {
                 "-".to_owned()

@@ -31,7 +31,7 @@ fn run_answers_and_then_says_what_it_cost() {
     assert_eq!(run(&[]).1, answer, "greedy answers repeat");
     // 3 layers of 2 heads of 16, keys and values, in 4 bytes.
     assert!(table.contains("auto (f32)") && table.contains("768 B, in bf16 384 B: ratio 0.50"), "{table}");
-    for line in ["KV memory", "prefill", "decode"] {
+    for line in ["KV memory", "memory", "prefill", "decode"] {
         assert!(table.lines().any(|l| l.starts_with(line)), "{line} in {table}");
     }
 
