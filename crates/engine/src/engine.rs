@@ -265,6 +265,11 @@ impl EngineHandle {
         self.shared.limits
     }
 
+    /// Requests that may run and wait together.
+    pub fn max_requests(&self) -> usize {
+        self.shared.max_requests
+    }
+
     /// Counters as of the end of the last step, gauges as of the step that runs.
     pub fn stats(&self) -> EngineStats {
         self.shared.stats().clone()

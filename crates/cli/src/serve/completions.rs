@@ -33,6 +33,7 @@ pub(crate) async fn handle(app: Arc<App>, body: Vec<u8>) -> Result<Response, Api
         })
         .await?
     };
+    app.check_answers(prompts.len().saturating_mul(request.options.n))?;
     let tokens = app.text.tokens();
     let mut answers = Vec::new();
     let mut writers = Vec::new();

@@ -361,10 +361,12 @@ fn a_full_queue_is_503_and_says_when_to_come_back() {
     drop(streams);
     server.wait_until_idle(Duration::from_secs(2));
     assert_eq!(server.post(COMPLETIONS, &greedy("hi", 2)).0, 200);
-    // More at once than can ever be taken: none of them is left behind.
-    let (status, body) = server.post(COMPLETIONS, &with(greedy("hi", 2), json!({"n": 4})));
-    assert_eq!((status, error_code(&body)), (503, "queue_full"), "{body}");
-    server.wait_until_idle(Duration::from_secs(2));
+    // More at once than can ever be taken: to try again would be in vain.
+    let (status, body) =
+        server.post(COMPLETIONS, &with(greedy("hi", 2), json!({"prompt": ["a", "b"], "n": 2})));
+    assert_eq!((status, &body["error"]["param"]), (400, &json!("n")), "{body}");
+    let (status, body) = server.post(CHAT, &with(chat, json!({"n": 4})));
+    assert_eq!((status, &body["error"]["param"]), (400, &json!("n")), "{body}");
 }
 
 #[test]
