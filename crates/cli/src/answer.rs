@@ -82,8 +82,10 @@ impl Answer {
                 self.completion_tokens += 1;
                 piece.scored = logprobs.map(|logprobs| ScoredToken { id, logprobs });
                 if self.text.push(id, &mut piece.text) {
-                    // The engine need not go on: dropping the events tells it.
-                    self.events = None;
+                    // The engine need not go on.
+                    if let Some(events) = self.events.take() {
+                        events.finish();
+                    }
                     piece.finish = Some("stop");
                 }
             }

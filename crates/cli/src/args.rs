@@ -56,17 +56,36 @@ pub(crate) struct ModelArgs {
     #[arg(short, long, value_name = "MODEL")]
     pub(crate) model: String,
 
-    /// Longest sequence, prompt and answer together.
+    #[command(flatten)]
+    pub(crate) paging: PagingArgs,
+
+    /// Threads to compute with; by default one per core.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+}
+
+/// How long sequences may become, and in what pages they are kept.
+#[derive(Debug, Args)]
+pub(crate) struct PagingArgs {
+    /// Longest sequence, prompt and answer together; by default the model's, or what fits.
     #[arg(long, value_name = "TOKENS", value_parser = at_least_one)]
     pub(crate) max_model_len: Option<usize>,
 
     /// Tokens of a cache page.
     #[arg(long, visible_alias = "block-size", value_name = "TOKENS", default_value_t = 16)]
     pub(crate) page_size: usize,
+}
 
-    /// Threads to compute with; by default one per core.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub(crate) threads: Option<u16>,
+/// What a step may hold.
+#[derive(Debug, Args)]
+pub(crate) struct StepArgs {
+    /// Sequences that run at once.
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one)]
+    pub(crate) max_num_seqs: usize,
+
+    /// Tokens of one step; layers with a window hold as many beside it while a prompt is read.
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = at_least_one)]
+    pub(crate) max_num_batched_tokens: usize,
 }
 
 /// The format of the cache.
@@ -198,12 +217,11 @@ pub(crate) struct ServeArgs {
     /// Memory of the KV cache, such as 512MiB or 4GiB.
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = byte_size)]
     pub(crate) kv_cache_memory: u64,
-    /// Sequences that run at once.
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one)]
-    pub(crate) max_num_seqs: usize,
-    /// Tokens of one step.
-    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = at_least_one)]
-    pub(crate) max_num_batched_tokens: usize,
+    #[command(flatten)]
+    pub(crate) steps: StepArgs,
+    /// Answers that may wait for their turn; a request for more is refused with 503.
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub(crate) max_queued_requests: usize,
     /// Largest request body.
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = byte_size)]
     pub(crate) max_body_size: u64,

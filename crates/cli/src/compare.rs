@@ -79,7 +79,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<()> {
         None => DEFAULT_TEXT.to_owned(),
     };
     let loaded = setup::load(&args.model)?;
-    let longest = args.model.max_model_len.unwrap_or(loaded.model.config.max_model_len);
+    let longest = args.model.paging.max_model_len.unwrap_or(loaded.model.config.max_model_len);
     if args.context > longest {
         return Err(wrong_use(format!(
             "--context {} is more than the model's {longest} tokens",
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<()> {
             budget: Budget::Tokens(args.context),
             max_model_len: Some(args.context),
             max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS,
-            ..loaded.default_plan_options(args.model.page_size)
+            ..loaded.default_plan_options(args.model.paging.page_size)
         };
         let plan = loaded.plan(&options)?;
         setup::print_notices(&plan);

@@ -2,6 +2,8 @@
 
 use std::{fmt, io};
 
+use turboquant_engine::{error::LoadError, inspect::InspectError};
+
 /// The command was called wrongly: exit code 2.
 #[derive(Debug)]
 pub(crate) struct WrongUse(String);
@@ -17,6 +19,27 @@ impl std::error::Error for WrongUse {}
 /// An error for a wrong argument; `message` says what is wrong and what would be right.
 pub(crate) fn wrong_use(message: impl Into<String>) -> anyhow::Error {
     WrongUse(message.into()).into()
+}
+
+/// An error of a model's files: what is whole and yet not for this program was the wrong thing to ask
+/// for; what is damaged or missing is a failure.
+pub(crate) fn refused(error: LoadError) -> anyhow::Error {
+    match &error {
+        LoadError::NotAModel { .. } | LoadError::Config { .. } | LoadError::Architecture { .. } => {
+            wrong_use(error.to_string())
+        }
+        LoadError::Geometry { source, .. } if !source.is_damage() => wrong_use(error.to_string()),
+        _ => error.into(),
+    }
+}
+
+/// As [`refused`], of files that are looked at without being loaded.
+pub(crate) fn refused_facts(error: InspectError) -> anyhow::Error {
+    match error {
+        InspectError::Weights(error) => refused(error),
+        InspectError::Config { ref source, .. } if !source.is_damage() => wrong_use(error.to_string()),
+        InspectError::Config { .. } => error.into(),
+    }
 }
 
 /// The error and its causes, each said once: some errors have their cause in their own words.

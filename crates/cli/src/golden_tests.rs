@@ -7,7 +7,7 @@ use turboquant_engine::{
 };
 
 use crate::{
-    args::ModelArgs,
+    args::{ModelArgs, PagingArgs},
     setup::{self, Loaded},
 };
 
@@ -38,7 +38,8 @@ struct Scored {
 const NEAR_TIE: f32 = 0.02;
 
 fn load(model: &str) -> Loaded {
-    let args = ModelArgs { model: model.to_owned(), max_model_len: None, page_size: 16, threads: None };
+    let paging = PagingArgs { max_model_len: None, page_size: 16 };
+    let args = ModelArgs { model: model.to_owned(), paging, threads: None };
     setup::load(&args).unwrap()
 }
 

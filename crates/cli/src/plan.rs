@@ -18,8 +18,8 @@ use turboquant_engine::{
 };
 
 use crate::{
-    args::{CacheArgs, at_least_one, byte_size},
-    error::wrong_use,
+    args::{CacheArgs, PagingArgs, StepArgs, at_least_one, byte_size},
+    error::{refused_facts, wrong_use},
     models,
 };
 
@@ -39,24 +39,16 @@ pub(crate) struct PlanArgs {
     /// Memory for the cache alone, as `serve` takes it.
     #[arg(long, value_name = "SIZE", value_parser = byte_size, conflicts_with = "memory")]
     pub(crate) kv_cache_memory: Option<u64>,
-    /// Longest sequence; by default the model's, or what fits.
-    #[arg(long, value_name = "TOKENS", value_parser = at_least_one)]
-    pub(crate) max_model_len: Option<usize>,
-    /// Sequences that run at once.
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one)]
-    pub(crate) max_num_seqs: usize,
-    /// Tokens of one step: what window pools hold beside the windows while a prompt is read.
-    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = at_least_one)]
-    pub(crate) max_num_batched_tokens: usize,
+    #[command(flatten)]
+    pub(crate) paging: PagingArgs,
+    #[command(flatten)]
+    pub(crate) steps: StepArgs,
     /// Devices that share the heads; all figures are of one.
     #[arg(long, value_name = "T", default_value_t = 1, value_parser = at_least_one)]
     pub(crate) tensor_parallel_size: usize,
     /// Bits of a weight where the weights themselves are not at hand; by default the config's.
     #[arg(long, value_name = "DTYPE", default_value = "auto")]
     pub(crate) weights_dtype: WeightsDtype,
-    /// Tokens of a cache page.
-    #[arg(long, visible_alias = "block-size", value_name = "TOKENS", default_value_t = 16)]
-    pub(crate) page_size: usize,
     /// Print all formats side by side.
     #[arg(long)]
     pub(crate) compare: bool,
@@ -121,10 +113,10 @@ impl WeightsDtype {
 
 /// Prints the plan.
 ///
-/// Whatever is wrong with the config or the options is wrong use: nothing else happens here.
+/// What the options ask for and the model cannot have is wrong use.
 pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     let (name, path) = find(&args.model)?;
-    let mut facts = ModelFacts::read(&path).map_err(|error| wrong_use(error.to_string()))?;
+    let mut facts = ModelFacts::read(&path).map_err(refused_facts)?;
     override_weights(&mut facts, args.weights_dtype);
     let options = options(args, &facts)?;
     let mut out = std::io::stdout().lock();
@@ -166,11 +158,11 @@ fn options(args: &PlanArgs, facts: &ModelFacts) -> Result<PlanOptions> {
         dtype: args.cache.kv_cache_dtype,
         boundary_layers: args.cache.kv_boundary_layers,
         skip_layers: args.cache.skip_layers()?,
-        page_size: args.page_size,
+        page_size: args.paging.page_size,
         budget: budget(args, facts)?,
-        max_model_len: args.max_model_len,
-        max_num_seqs: args.max_num_seqs,
-        max_num_batched_tokens: args.max_num_batched_tokens,
+        max_model_len: args.paging.max_model_len,
+        max_num_seqs: args.steps.max_num_seqs,
+        max_num_batched_tokens: args.steps.max_num_batched_tokens,
         tensor_parallel: args.tensor_parallel_size,
         key_bias_norms: Vec::new(),
     })
@@ -183,10 +175,10 @@ fn budget(args: &PlanArgs, facts: &ModelFacts) -> Result<Budget> {
         return Ok(Budget::Memory(bytes));
     }
     let Some(memory) = args.memory else {
-        let len = args.max_model_len.unwrap_or(facts.config.max_model_len);
+        let len = args.paging.max_model_len.unwrap_or(facts.config.max_model_len);
         // Sequences do not share pages.
-        let len = len.checked_next_multiple_of(args.page_size).unwrap_or(len);
-        return Ok(Budget::Tokens(len.saturating_mul(args.max_num_seqs)));
+        let len = len.checked_next_multiple_of(args.paging.page_size).unwrap_or(len);
+        return Ok(Budget::Tokens(len.saturating_mul(args.steps.max_num_seqs)));
     };
     let Some(weights) = facts.weight_bytes else {
         return Err(wrong_use(

@@ -6,7 +6,7 @@ use anyhow::Result;
 use turboquant::format::CacheDtype;
 use turboquant_engine::{
     engine::{Engine, EngineConfig, StartError},
-    model::LoadedModel,
+    model::{LoadedModel, OpenedModel},
     plan::{Plan, PlanOptions},
     runner::Runner,
 };
@@ -14,7 +14,7 @@ use turboquant_engine::{
 use crate::{
     args::{CacheArgs, ModelArgs},
     console::say,
-    error::wrong_use,
+    error::{refused, wrong_use},
     models,
     report::size,
     text::TextModel,
@@ -31,9 +31,11 @@ pub(crate) struct Loaded {
 /// Finds, fetches and loads the model.
 pub(crate) fn load(args: &ModelArgs) -> Result<Loaded> {
     let files = models::resolve(&args.model)?;
-    // The engine first: it checks every byte of a GGUF file's directory.
-    let model = Arc::new(LoadedModel::load(&files.path)?);
+    // Refusals first. Then the tokenizer, which takes more memory while it is built than it keeps: what
+    // it gives back the weights can use.
+    let opened = OpenedModel::open(&files.path).map_err(refused)?;
     let text = TextModel::load(&files.path)?;
+    let model = Arc::new(opened.load().map_err(refused)?);
     Ok(Loaded { name: files.name, text, model })
 }
 
@@ -51,7 +53,7 @@ impl Loaded {
             dtype: cache.kv_cache_dtype,
             boundary_layers: cache.kv_boundary_layers,
             skip_layers: cache.skip_layers()?,
-            ..self.default_plan_options(model.page_size)
+            ..self.default_plan_options(model.paging.page_size)
         })
     }
 
@@ -90,8 +92,17 @@ impl Loaded {
 
 /// Bytes of main memory, where the system says.
 fn machine_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    size_in("/proc/meminfo", "MemTotal:")
+}
+
+/// The most bytes that this process has had in main memory, where the system says.
+pub(crate) fn peak_memory() -> Option<u64> {
+    size_in("/proc/self/status", "VmHWM:")
+}
+
+fn size_in(file: &str, field: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(field))?;
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 

@@ -22,12 +22,19 @@ pub struct PagedAttention<'a> {
     cache: &'a mut KvCache,
     batch: &'a StepBatch,
     cpu: Cpu<'a>,
+    abandoned: &'a dyn Fn() -> bool,
 }
 
 impl<'a> PagedAttention<'a> {
     /// For the rows of `batch`, on the threads of `exec`.
     pub fn new(cache: &'a mut KvCache, batch: &'a StepBatch, exec: &'a dyn Executor) -> Self {
-        Self { cache, batch, cpu: Cpu::new(exec) }
+        Self { cache, batch, cpu: Cpu::new(exec), abandoned: &|| false }
+    }
+
+    /// Refuses to attend once `abandoned`, which is asked at every layer.
+    #[must_use]
+    pub fn unless(self, abandoned: &'a dyn Fn() -> bool) -> Self {
+        Self { abandoned, ..self }
     }
 }
 
@@ -40,6 +47,9 @@ impl AttentionBackend for PagedAttention<'_> {
         v: &Tensor,
         params: &LayerAttention,
     ) -> Result<Tensor, EngineError> {
+        if (self.abandoned)() {
+            return Err(EngineError::Abandoned);
+        }
         let rows = self.batch.num_rows();
         let out = with_values(q, |q| {
             with_values(k, |k| with_values(v, |v| self.attend_values(layer, q, k, v, params)))

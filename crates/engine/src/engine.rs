@@ -6,7 +6,11 @@ use std::{
     collections::HashMap,
     io,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc,
+    },
     task::{Context, Poll},
     thread::{self, JoinHandle},
 };
@@ -19,6 +23,7 @@ use crate::{
         CacheHealth,
         pages::{PagePools, PageUsage},
     },
+    error::EngineError,
     request::{Event, GenerationError, Limits, Request, RequestError, Usage},
     runner::{Runner, StepModel},
     sampler::Sampler,
@@ -33,6 +38,8 @@ pub struct EngineConfig {
     pub max_num_seqs: usize,
     /// Rows of a step.
     pub max_num_batched_tokens: usize,
+    /// Requests that wait for their turn; more are refused.
+    pub max_queued_requests: usize,
     /// Longest prompt and output together.
     pub max_model_len: usize,
     /// The model's own end-of-sequence tokens.
@@ -81,6 +88,10 @@ pub struct EngineStats {
 
 struct Shared {
     limits: Limits,
+    /// Requests that may run and wait together.
+    max_requests: usize,
+    /// Requests that do.
+    num_requests: AtomicUsize,
     stats: Mutex<EngineStats>,
 }
 
@@ -103,7 +114,52 @@ enum Command {
 struct Submission {
     request: Request,
     max_tokens: usize,
+    client: Client,
+}
+
+/// Who waits for a request's events.
+struct Client {
     events: UnboundedSender<Event>,
+    /// Whether the client, if it no longer listens, has all that it wants.
+    content: Arc<AtomicBool>,
+    /// Given back with the client.
+    _place: Place,
+}
+
+impl Client {
+    fn is_gone(&self) -> bool {
+        self.events.is_closed()
+    }
+
+    /// Gives the place back.
+    fn leave(self) -> UnboundedSender<Event> {
+        self.events
+    }
+
+    fn send(&self, event: Event) {
+        // A client that has gone is noticed before the next step.
+        let _ = self.events.send(event);
+    }
+}
+
+/// One of the [`Shared::max_requests`] places.
+struct Place(Arc<Shared>);
+
+impl Place {
+    fn take(shared: &Arc<Shared>) -> Result<Self, RequestError> {
+        let max_requests = shared.max_requests;
+        let one_more = |taken| (taken < max_requests).then_some(taken + 1);
+        match shared.num_requests.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more) {
+            Ok(_) => Ok(Place(Arc::clone(shared))),
+            Err(_) => Err(RequestError::QueueFull { max_requests }),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.num_requests.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// A running engine. Dropping it ends the thread and every request.
@@ -133,14 +189,19 @@ impl Engine {
             cache_tokens: pools.capacity(),
         };
         let stats = EngineStats { pages: pools.usage(), ..EngineStats::default() };
-        let shared = Arc::new(Shared { limits, stats: Mutex::new(stats) });
+        let shared = Arc::new(Shared {
+            limits,
+            max_requests: config.max_num_seqs.saturating_add(config.max_queued_requests),
+            num_requests: AtomicUsize::new(0),
+            stats: Mutex::new(stats),
+        });
         let (commands, receiver) = mpsc::channel();
         let step_loop = StepLoop {
             runner,
             scheduler: Scheduler::new(scheduling, pools.clone()),
             pools,
             eos_token_ids: config.eos_token_ids,
-            events: HashMap::new(),
+            clients: HashMap::new(),
             next_id: 0,
             shared: shared.clone(),
         };
@@ -188,17 +249,25 @@ impl EngineHandle {
     /// See [`RequestError`]. Nothing is queued then.
     pub fn submit(&self, request: Request) -> Result<RequestStream, RequestError> {
         let max_tokens = self.shared.limits.check(&request)?;
+        let place = Place::take(&self.shared)?;
         // Never holds more than the answer's tokens, of which there are max_model_len at most.
         let (events, receiver) = unbounded_channel();
+        let content = Arc::new(AtomicBool::new(false));
+        let client = Client { events, content: content.clone(), _place: place };
         self.commands
-            .send(Command::Submit(Submission { request, max_tokens, events }))
+            .send(Command::Submit(Submission { request, max_tokens, client }))
             .map_err(|_| RequestError::Stopped(self.shared.stop_reason()))?;
-        Ok(RequestStream { events: receiver, ended: false, shared: self.shared.clone() })
+        Ok(RequestStream { events: receiver, content, ended: false, shared: self.shared.clone() })
     }
 
     /// Lengths that the engine admits.
     pub fn limits(&self) -> Limits {
         self.shared.limits
+    }
+
+    /// Requests that may run and wait together.
+    pub fn max_requests(&self) -> usize {
+        self.shared.max_requests
     }
 
     /// Counters as of the end of the last step, gauges as of the step that runs.
@@ -210,11 +279,18 @@ impl EngineHandle {
 /// The events of one request. Dropping it aborts the request.
 pub struct RequestStream {
     events: UnboundedReceiver<Event>,
+    content: Arc<AtomicBool>,
     ended: bool,
     shared: Arc<Shared>,
 }
 
 impl RequestStream {
+    /// Ends the request because its client has all that it wants: it counts as finished, not as
+    /// aborted.
+    pub fn finish(self) {
+        self.content.store(true, Ordering::Release);
+    }
+
     /// The next event; `None` after the last one.
     pub async fn recv(&mut self) -> Option<Event> {
         if self.ended {
@@ -257,7 +333,7 @@ struct StepLoop<M> {
     pools: PagePools,
     eos_token_ids: Vec<u32>,
     /// Of every sequence in the scheduler.
-    events: HashMap<SequenceId, UnboundedSender<Event>>,
+    clients: HashMap<SequenceId, Client>,
     next_id: u64,
     shared: Arc<Shared>,
 }
@@ -277,10 +353,10 @@ impl<M: StepModel> StepLoop<M> {
         let mut stats = self.shared.stats();
         stats.stopped = Some(reason.clone());
         (stats.num_running, stats.num_waiting) = (0, 0);
-        stats.failed += self.events.len() as u64;
+        stats.failed += self.clients.len() as u64;
         drop(stats);
-        for events in self.events.values() {
-            let _ = events.send(Event::Failed(GenerationError::Stopped(reason.clone())));
+        for client in self.clients.values() {
+            client.send(Event::Failed(GenerationError::Stopped(reason.clone())));
         }
     }
 
@@ -309,29 +385,26 @@ impl<M: StepModel> StepLoop<M> {
     }
 
     fn add(&mut self, submission: Submission) {
-        let Submission { request, max_tokens, events } = submission;
+        let Submission { request, max_tokens, client } = submission;
         let id = SequenceId(self.next_id);
         self.next_id += 1;
         let sampler = Sampler::new(request.params, &request.prompt, &self.eos_token_ids);
         let sequence = Sequence::new(id, request.prompt, max_tokens, sampler, self.pools.sequence());
         self.scheduler.add(sequence);
-        self.events.insert(id, events);
+        self.clients.insert(id, client);
     }
 
     /// Takes out sequences whose client has gone. Their pages are free again.
     fn drop_abandoned(&mut self) {
-        let mut gone = Vec::new();
-        self.events.retain(|id, events| {
-            let closed = events.is_closed();
-            if closed {
-                gone.push(*id);
+        for (id, client) in self.clients.extract_if(|_, client| client.is_gone()) {
+            self.scheduler.remove(id);
+            let mut stats = self.shared.stats();
+            if client.content.load(Ordering::Acquire) {
+                stats.finished += 1;
+            } else {
+                stats.aborted += 1;
             }
-            !closed
-        });
-        for id in &gone {
-            self.scheduler.remove(*id);
         }
-        self.shared.stats().aborted += gone.len() as u64;
     }
 
     fn step(&mut self) {
@@ -346,7 +419,10 @@ impl<M: StepModel> StepLoop<M> {
         }
         // A step may take long: who asks meanwhile should see what runs.
         self.publish();
-        match self.runner.run(&output.batch) {
+        let clients = &self.clients;
+        let nobody_waits =
+            || output.segments.iter().all(|segment| clients.get(&segment.id).is_none_or(Client::is_gone));
+        match self.runner.run_unless(&output.batch, &nobody_waits) {
             Ok(mut logits) => {
                 self.scheduler.set_computed(&output);
                 let samples = output.segments.iter().filter(|segment| segment.samples);
@@ -354,6 +430,8 @@ impl<M: StepModel> StepLoop<M> {
                     self.sample(segment.id, logits.row_mut(row));
                 }
             }
+            // Every sequence of the step is taken out before the next one.
+            Err(EngineError::Abandoned) => return,
             Err(error) => {
                 for segment in &output.segments {
                     self.fail(segment.id, GenerationError::Step(error.to_string()));
@@ -376,10 +454,9 @@ impl<M: StepModel> StepLoop<M> {
         };
         self.shared.stats().generation_tokens += 1;
         if !matches!(reason, Some(FinishReason::Stop { .. }))
-            && let Some(events) = self.events.get(&id)
+            && let Some(client) = self.clients.get(&id)
         {
-            // A client that has gone is noticed before the next step.
-            let _ = events.send(Event::Token { id: sampled.token, logprobs: sampled.logprobs });
+            client.send(Event::Token { id: sampled.token, logprobs: sampled.logprobs });
         }
         if let Some(reason) = reason {
             self.shared.stats().finished += 1;
@@ -393,11 +470,12 @@ impl<M: StepModel> StepLoop<M> {
         self.end(id, Event::Failed(error));
     }
 
-    /// The pages are free, and the counters say so, before the client hears of the end.
+    /// Pages and place are free, and the counters say so, before the client hears of the end.
     fn end(&mut self, id: SequenceId, last: Event) {
         self.scheduler.remove(id);
         self.publish();
-        if let Some(events) = self.events.remove(&id) {
+        if let Some(events) = self.clients.remove(&id).map(Client::leave) {
+            // Whether or not somebody still listens.
             let _ = events.send(last);
         }
     }

@@ -73,6 +73,19 @@ pub enum LoadError {
         /// Its name.
         tensor: String,
     },
+    /// The files have more layers than the hyper-parameters say.
+    #[error(
+        "{path}: tensor {tensor} is of a layer beyond the {num_layers} of the configuration; configuration and \
+         weights are not of the same model"
+    )]
+    SurplusLayer {
+        /// File.
+        path: PathBuf,
+        /// The first one.
+        tensor: String,
+        /// By the configuration.
+        num_layers: usize,
+    },
     /// A tensor has another shape than the hyper-parameters say.
     #[error("{path}: tensor {tensor} has shape {got:?}, the configuration says {expected:?}")]
     Shape {
@@ -124,6 +137,9 @@ pub enum EngineError {
         /// What it refused.
         source: turboquant::attention::AttentionError,
     },
+    /// Nobody wants the step's results any more.
+    #[error("the step was given up: nobody waits for its results")]
+    Abandoned,
     /// The parts of a step do not fit together.
     #[error("inconsistent step: {0}")]
     Batch(String),

@@ -77,6 +77,9 @@ impl ModelFacts {
         {
             return Ok(Self::read_gguf(path)?);
         }
+        if folder && !path.join("config.json").is_file() {
+            return Err(LoadError::NotAModel { path: path.into() }.into());
+        }
         let config_path = if folder { path.join("config.json") } else { path.to_owned() };
         let config = ModelConfig::from_hf_file(&config_path)
             .map_err(|source| InspectError::Config { path: config_path, source: Box::new(source) })?;

@@ -7,6 +7,7 @@ pub mod config;
 pub mod engine;
 pub mod error;
 pub mod executor;
+pub mod gguf;
 pub mod inspect;
 pub mod model;
 pub mod plan;

@@ -72,6 +72,12 @@ pub enum RequestError {
         /// Of one sequence that has the cache for itself.
         cache_tokens: usize,
     },
+    /// As many requests run and wait as may.
+    #[error("{max_requests} requests run or wait already, and no more are taken; try again later")]
+    QueueFull {
+        /// Requests that may run and wait together.
+        max_requests: usize,
+    },
     /// The engine has come to an end.
     #[error("the engine has stopped: {0}")]
     Stopped(String),

@@ -93,7 +93,19 @@ impl<M: StepModel> Runner<M> {
     /// # Errors
     /// See [`LoadedModel::forward`].
     pub fn run(&mut self, batch: &StepBatch) -> Result<Logits, EngineError> {
-        let mut attention = PagedAttention::new(&mut self.cache, batch, &ModelPool);
+        self.run_unless(batch, &|| false)
+    }
+
+    /// As [`Runner::run`], but gives the step up at the next layer once it is `abandoned`.
+    ///
+    /// # Errors
+    /// [`EngineError::Abandoned`] then, with the rows of some layers in the cache.
+    pub fn run_unless(
+        &mut self,
+        batch: &StepBatch,
+        abandoned: &dyn Fn() -> bool,
+    ) -> Result<Logits, EngineError> {
+        let mut attention = PagedAttention::new(&mut self.cache, batch, &ModelPool).unless(abandoned);
         let logits = self.model.forward(batch, &mut attention)?;
         let (vocab_size, wanted) = (self.model.vocab_size(), batch.logits_rows.len());
         let values = logits.flatten_all()?.to_vec1::<f32>()?;

@@ -9,7 +9,7 @@ use std::{
     collections::{BTreeMap, HashSet},
 };
 
-use rand::{Rng, SeedableRng, rngs::StdRng};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 /// Below this temperature sampling is arg-max, as in vLLM.
 pub const GREEDY_BELOW: f32 = 1e-5;
@@ -165,7 +165,7 @@ pub enum BadLogits {
 }
 
 /// Parameters, random state and token counts of one request.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Sampler {
     params: SamplingParams,
     rng: StdRng,
@@ -180,7 +180,7 @@ pub struct Sampler {
 impl Sampler {
     /// The state before the first token. `params` are valid for the model's vocabulary.
     pub fn new(params: SamplingParams, prompt: &[u32], eos_token_ids: &[u32]) -> Self {
-        let rng = params.seed.map_or_else(StdRng::from_os_rng, StdRng::seed_from_u64);
+        let rng = params.seed.map_or_else(rand::make_rng, StdRng::seed_from_u64);
         let mut stop_tokens = params.stop_token_ids.clone();
         if !params.ignore_eos {
             stop_tokens.extend_from_slice(eos_token_ids);

@@ -10,12 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use turboquant_engine::{
     batch::StepBatch,
     engine::{Engine, EngineConfig, EngineHandle, RequestStream, StartError},
     error::EngineError,
-    model::AttentionBackend,
+    model::{AttentionBackend, LayerAttention},
     plan::{GroupPlan, Lifetime, Plan},
     request::{Event, GenerationError, Request, RequestError, Usage},
     runner::{Runner, StepModel},
@@ -33,7 +33,23 @@ const NAN: u32 = 92;
 #[derive(Default)]
 struct Toy {
     step_time: Duration,
+    /// Layers, each of which takes `layer_time`.
+    layers: usize,
+    layer_time: Duration,
     rows: AtomicUsize,
+}
+
+fn layer_attention() -> LayerAttention {
+    LayerAttention {
+        num_qo_heads: 1,
+        num_kv_heads: 1,
+        key_head_dim: 16,
+        value_head_dim: 16,
+        sm_scale: 1.0,
+        window: None,
+        soft_cap: None,
+        sinks: None,
+    }
 }
 
 /// What follows `token` at `position` with greedy sampling.
@@ -46,8 +62,21 @@ impl StepModel for Toy {
         VOCAB
     }
 
-    fn forward(&self, batch: &StepBatch, _: &mut dyn AttentionBackend) -> Result<Tensor, EngineError> {
+    fn forward(
+        &self,
+        batch: &StepBatch,
+        attention: &mut dyn AttentionBackend,
+    ) -> Result<Tensor, EngineError> {
         thread::sleep(self.step_time);
+        let nothing = Tensor::zeros(0, DType::F32, &Device::Cpu)?;
+        for layer in 0..self.layers {
+            thread::sleep(self.layer_time);
+            // There are no pages to attend to: any other error is as it should be.
+            let refusal = attention.attend(layer, &nothing, &nothing, &nothing, &layer_attention());
+            if let Err(EngineError::Abandoned) = refusal {
+                return Err(EngineError::Abandoned);
+            }
+        }
         self.rows.fetch_add(batch.num_rows(), Ordering::Relaxed);
         assert!(!batch.token_ids.contains(&PANIC), "a panic on purpose");
         if batch.token_ids.contains(&ERROR) {
@@ -76,7 +105,13 @@ fn plan(num_pages: usize) -> Plan {
 }
 
 fn config() -> EngineConfig {
-    EngineConfig { max_num_seqs: 8, max_num_batched_tokens: 512, max_model_len: 1000, eos_token_ids: vec![] }
+    EngineConfig {
+        max_num_seqs: 8,
+        max_num_batched_tokens: 512,
+        max_queued_requests: 100,
+        max_model_len: 1000,
+        eos_token_ids: vec![],
+    }
 }
 
 fn start_toy(toy: Toy, num_pages: usize, config: EngineConfig) -> (Engine, Arc<Toy>) {
@@ -123,18 +158,22 @@ fn tokens_of(handle: &EngineHandle, request: Request) -> Vec<u32> {
     tokens
 }
 
-/// Waits for the engine to have nothing left and all pages back.
-fn wait_for_idle(handle: &EngineHandle) {
+/// Waits up to two seconds.
+fn wait_for(mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
-    loop {
-        let stats = handle.stats();
-        let free = stats.pages.iter().all(|group| group.free == group.total);
-        if stats.num_running + stats.num_waiting == 0 && free {
-            return;
-        }
-        assert!(start.elapsed() < Duration::from_secs(2), "{stats:?}");
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(2), "it does not come about");
         thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Waits for the engine to have nothing left and all pages back.
+fn wait_for_idle(handle: &EngineHandle) {
+    wait_for(|| {
+        let stats = handle.stats();
+        let free = stats.pages.iter().all(|group| group.free == group.total);
+        stats.num_running + stats.num_waiting == 0 && free
+    });
 }
 
 #[test]
@@ -267,6 +306,7 @@ fn a_long_prefill_stops_after_the_current_chunk() {
     let config = EngineConfig {
         max_num_seqs: 1,
         max_num_batched_tokens: 256,
+        max_queued_requests: 100,
         max_model_len: 20_000,
         eos_token_ids: vec![],
     };
@@ -278,6 +318,71 @@ fn a_long_prefill_stops_after_the_current_chunk() {
     drop(stream);
     wait_for_idle(&engine.handle());
     assert!(toy.rows.load(Ordering::Relaxed) <= 10 * 256);
+}
+
+/// Its 1000 layers would take 5 s, the pages are back in 2 (see `wait_for_idle`).
+#[test]
+fn a_step_for_nobody_is_given_up_between_layers() {
+    let toy = || Toy { layers: 1000, layer_time: Duration::from_millis(5), ..Toy::default() };
+    let (engine, _) = start_toy(toy(), 200, config());
+    let handle = engine.handle();
+    let stream = handle.submit(greedy(&[2; 300], 20)).unwrap();
+    while handle.stats().num_running == 0 {
+        thread::yield_now();
+    }
+    drop(stream);
+    wait_for_idle(&handle);
+    assert_eq!((handle.stats().steps, handle.stats().aborted), (0, 1));
+
+    // The other one still wants it.
+    let (engine, _) = start_toy(Toy { layers: 40, ..toy() }, 200, config());
+    let handle = engine.handle();
+    let kept = handle.submit(greedy(&[1, 2, 3], 2)).unwrap();
+    let dropped = handle.submit(greedy(&[2; 300], 20)).unwrap();
+    while handle.stats().num_running < 2 {
+        thread::yield_now();
+    }
+    drop(dropped);
+    assert_eq!(collect(kept).0, expected(&[1, 2, 3], 2));
+}
+
+#[test]
+fn an_answer_that_its_client_ends_is_finished() {
+    let toy = Toy { step_time: Duration::from_millis(2), ..Toy::default() };
+    let (engine, _) = start_toy(toy, 200, config());
+    let handle = engine.handle();
+    let mut stream = handle.submit(greedy(&[4, 5], 900)).unwrap();
+    assert!(matches!(stream.blocking_recv(), Some(Event::Token { .. })));
+    stream.finish();
+    wait_for_idle(&handle);
+    let stats = handle.stats();
+    assert_eq!((stats.finished, stats.aborted), (1, 0));
+    assert!(stats.generation_tokens < 200, "{stats:?}");
+}
+
+#[test]
+fn no_more_requests_wait_than_may() {
+    let toy = Toy { step_time: Duration::from_millis(5), ..Toy::default() };
+    let config = EngineConfig { max_num_seqs: 2, max_queued_requests: 3, ..config() };
+    let (engine, _) = start_toy(toy, 200, config);
+    let handle = engine.handle();
+    let long = |at| greedy(&[at], 900);
+    let short = handle.submit(greedy(&[0], 5)).unwrap();
+    let mut streams: Vec<_> = (1..5).map(|at| handle.submit(long(at)).unwrap()).collect();
+    let error = handle.submit(long(1)).err().unwrap();
+    assert_eq!(error, RequestError::QueueFull { max_requests: 5 });
+    // What is refused for itself is so whether or not there is room.
+    assert_eq!(handle.submit(greedy(&[], 5)).err().unwrap(), RequestError::EmptyPrompt);
+    // A place is free once its request has ended, or its client has gone.
+    assert_eq!(collect(short).0, expected(&[0], 5));
+    streams.push(handle.submit(long(5)).unwrap());
+    assert!(handle.submit(long(1)).is_err());
+    drop(streams.remove(0));
+    wait_for(|| handle.submit(long(6)).ok().map(|stream| streams.push(stream)).is_some());
+    assert!(handle.submit(long(1)).is_err());
+    drop(streams);
+    wait_for_idle(&handle);
+    assert_eq!((handle.stats().finished, handle.stats().aborted), (1, 6));
 }
 
 #[test]

@@ -79,6 +79,7 @@ impl Cache {
     fn engine(&self, name: &'static str) -> Engine {
         let runner = self.runner(name);
         let config = EngineConfig {
+            max_queued_requests: 1000,
             max_num_seqs: self.max_num_seqs,
             max_num_batched_tokens: self.max_num_batched_tokens,
             max_model_len: runner.model().config.max_model_len,

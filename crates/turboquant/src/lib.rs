@@ -57,6 +57,8 @@
 //! instruction set.
 
 pub mod attention;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 pub mod codebook;
 #[cfg(feature = "cuda")]
 pub mod cuda;

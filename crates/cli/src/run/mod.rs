@@ -103,12 +103,14 @@ fn sampling_params(args: &SamplingArgs) -> SamplingParams {
 /// A running engine for one sequence at a time.
 struct Session {
     plan: Plan,
+    weight_bytes: usize,
     generator: Generator,
 }
 
 /// Starts an engine for sequences of up to `context` tokens, or what the arguments and the model say.
 fn start(args: &RunArgs, loaded: &Loaded, context: usize) -> Result<Session> {
-    let max_model_len = args.model.max_model_len.unwrap_or(context.min(loaded.model.config.max_model_len));
+    let max_model_len =
+        args.model.paging.max_model_len.unwrap_or(context.min(loaded.model.config.max_model_len));
     let options = PlanOptions {
         budget: Budget::Tokens(max_model_len),
         max_model_len: Some(max_model_len),
@@ -121,12 +123,15 @@ fn start(args: &RunArgs, loaded: &Loaded, context: usize) -> Result<Session> {
     let config = EngineConfig {
         max_num_seqs: 1,
         max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS,
+        // The next question of a chat may come before the engine has let go of the last answer.
+        max_queued_requests: 1,
         max_model_len: plan.max_model_len,
         eos_token_ids: loaded.stop_ids(),
     };
     let engine = setup::start_engine(loaded.runner(&plan)?, config)?;
     let tokens = loaded.text.tokens().clone();
-    Ok(Session { plan, generator: Generator::new(engine, tokens, args.sampling.stop.clone()) })
+    let generator = Generator::new(engine, tokens, args.sampling.stop.clone());
+    Ok(Session { plan, weight_bytes: loaded.model.weights.bytes, generator })
 }
 
 impl Session {
@@ -138,6 +143,10 @@ impl Session {
         let used: u64 =
             plan.groups.iter().zip(peak_pages).map(|(group, &pages)| (group.page_bytes * pages) as u64).sum();
         say(format_args!("KV memory     {} used of {} planned", size(used), size(plan.total_bytes())));
+        if let Some(peak) = setup::peak_memory() {
+            let weights = size(self.weight_bytes as u64);
+            say(format_args!("memory        {} at most, {weights} of it weights", size(peak)));
+        }
         let rate = |tokens: usize, seconds: f64| {
             if tokens == 0 || seconds <= 0.0 {
                 "-".to_owned()

@@ -66,6 +66,17 @@ impl App {
         }
     }
 
+    /// Refuses what would find no room even in an empty queue.
+    pub(crate) fn check_answers(&self, answers: usize) -> Result<(), ApiError> {
+        let most = self.engine.max_requests();
+        if answers <= most {
+            return Ok(());
+        }
+        let message =
+            format!("The request asks for {answers} answers at once, this server takes {most} at most.");
+        Err(ApiError::invalid_param("n", message))
+    }
+
     /// Queues `options.n` answers to `prompt`.
     pub(crate) fn submit(&self, prompt: &[u32], options: &Options) -> Result<Vec<Answer>, ApiError> {
         (0..options.n as u64)
@@ -91,6 +102,7 @@ impl App {
             RequestError::EmptyPrompt | RequestError::TokenId { .. } => {
                 ApiError::invalid_param("prompt", format!("{error}."))
             }
+            RequestError::QueueFull { .. } => ApiError::queue_full(format!("{error}.")),
             RequestError::Stopped(_) => ApiError::unavailable(format!("{error}.")),
         }
     }

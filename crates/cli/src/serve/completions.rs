@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     answer::{Answer, FinishWord, Piece, ScoredToken},
-    text::detokenize::TokenBytes,
+    text::detokenize::{TextPosition, TokenBytes},
 };
 
 pub(crate) async fn handle(app: Arc<App>, body: Vec<u8>) -> Result<Response, ApiError> {
@@ -33,6 +33,7 @@ pub(crate) async fn handle(app: Arc<App>, body: Vec<u8>) -> Result<Response, Api
         })
         .await?
     };
+    app.check_answers(prompts.len().saturating_mul(request.options.n))?;
     let tokens = app.text.tokens();
     let mut answers = Vec::new();
     let mut writers = Vec::new();
@@ -42,7 +43,7 @@ pub(crate) async fn handle(app: Arc<App>, body: Vec<u8>) -> Result<Response, Api
             PromptInput::Text(text) => text.clone(),
             PromptInput::Tokens(ids) => tokens.decode(ids),
         });
-        let writer = ChoiceWriter { tokens: Arc::clone(tokens), echo, offset: 0 };
+        let writer = ChoiceWriter { tokens: Arc::clone(tokens), echo, position: TextPosition::default() };
         writers.extend(std::iter::repeat_n(writer, request.options.n));
     }
     let prompt_tokens = prompts.iter().map(Vec::len).sum();
@@ -88,8 +89,8 @@ struct ChoiceWriter {
     tokens: Arc<TokenBytes>,
     /// The prompt, until it is written.
     echo: Option<String>,
-    /// Characters of the tokens written so far.
-    offset: usize,
+    /// Of the next token.
+    position: TextPosition,
 }
 
 impl ChoiceWriter {
@@ -116,9 +117,8 @@ impl ChoiceWriter {
             // The chosen token is always among them, whether or not it is one of the likeliest.
             let chosen_too = [(chosen.token.clone(), chosen.logprob)];
             lists.top_logprobs.push(top.chain(chosen_too).collect::<BTreeMap<_, _>>());
-            lists.text_offset.push(self.offset);
+            lists.text_offset.push(self.position.advance(self.tokens.visible(token.id)));
             lists.token_logprobs.push(chosen.logprob);
-            self.offset += chosen.token.chars().count();
             lists.tokens.push(chosen.token);
         }
         Some(lists)

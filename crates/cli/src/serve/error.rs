@@ -2,7 +2,7 @@
 
 use axum::{
     Json,
-    http::StatusCode,
+    http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
@@ -13,6 +13,8 @@ use turboquant_engine::request::GenerationError;
 pub(crate) struct ApiError {
     status: StatusCode,
     body: ErrorBody,
+    /// Seconds after which a client may try again.
+    retry_after: Option<u16>,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -33,7 +35,7 @@ pub(crate) struct ErrorEnvelope {
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
         let body = ErrorBody { message: message.into(), kind, param: None, code: None };
-        Self { status, body }
+        Self { status, body, retry_after: None }
     }
 
     fn about(mut self, param: impl Into<String>) -> Self {
@@ -93,6 +95,11 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message).code("request_too_large")
     }
 
+    /// 503: too many requests wait already. Official clients try again by themselves.
+    pub(crate) fn queue_full(message: impl Into<String>) -> Self {
+        Self { retry_after: Some(1), ..Self::unavailable(message).code("queue_full") }
+    }
+
     /// 503: the engine takes no more requests.
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
@@ -119,6 +126,10 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        (self.status, Json(ErrorEnvelope { error: self.body })).into_response()
+        let mut response = (self.status, Json(ErrorEnvelope { error: self.body })).into_response();
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+        }
+        response
     }
 }

@@ -56,15 +56,16 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let loaded = setup::load(&args.model)?;
     let options = PlanOptions {
         budget: Budget::Memory(args.kv_cache_memory),
-        max_model_len: args.model.max_model_len,
-        max_num_seqs: args.max_num_seqs,
-        max_num_batched_tokens: args.max_num_batched_tokens,
+        max_model_len: args.model.paging.max_model_len,
+        max_num_seqs: args.steps.max_num_seqs,
+        max_num_batched_tokens: args.steps.max_num_batched_tokens,
         ..loaded.plan_options(&args.model, &args.cache)?
     };
     let plan = loaded.plan(&options)?;
     let config = EngineConfig {
         max_num_seqs: plan.max_num_seqs,
-        max_num_batched_tokens: args.max_num_batched_tokens,
+        max_num_batched_tokens: args.steps.max_num_batched_tokens,
+        max_queued_requests: args.max_queued_requests,
         max_model_len: plan.max_model_len,
         eos_token_ids: loaded.stop_ids(),
     };

@@ -45,6 +45,8 @@ async fn health(State(app): State<Arc<App>>) -> Response {
         "waiting": stats.num_waiting,
         "pages_in_use": pages_in_use,
         "generated_tokens": stats.generation_tokens,
+        "finished": stats.finished,
+        "aborted": stats.aborted,
     }))
     .into_response()
 }

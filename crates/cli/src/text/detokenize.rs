@@ -16,7 +16,7 @@ pub(crate) struct TokenBytes {
 
 impl TokenBytes {
     /// Reads the vocabulary of `tokenizer`; its decoder says how a token's name maps to bytes.
-    pub(crate) fn new(tokenizer: &Tokenizer) -> Result<Self> {
+    pub(crate) fn of(tokenizer: &Tokenizer) -> Result<Self> {
         let spelling = Spelling::of(tokenizer)?;
         let vocab = tokenizer.get_vocab(true);
         let added = tokenizer.get_added_tokens_decoder();
@@ -25,21 +25,31 @@ impl TokenBytes {
         for (name, &id) in &vocab {
             names[id as usize] = Some(name);
         }
-        let mut table = TokenBytes {
-            ends: Vec::with_capacity(len + 1),
-            bytes: Vec::new(),
-            special: Vec::with_capacity(len),
-        };
-        for (id, name) in (0u32..).zip(names) {
-            match (added.get(&id), name) {
-                (Some(token), _) => table.bytes.extend_from_slice(token.content.as_bytes()),
-                (None, Some(name)) => spelling.append_bytes(name, &mut table.bytes),
-                (None, None) => {}
+        let tokens = (0u32..).zip(names).map(|(id, name)| match added.get(&id) {
+            Some(token) if token.special => Some((token.content.as_str(), TokenKind::Special)),
+            Some(token) => Some((token.content.as_str(), TokenKind::Added)),
+            None => name.map(|name| (name, TokenKind::Learned)),
+        });
+        Ok(Self::spelled(&spelling, tokens))
+    }
+
+    /// Of the tokens in the order of their ids: names and kinds. Where there is none an id is unused.
+    pub(crate) fn spelled<'a>(
+        spelling: &Spelling,
+        tokens: impl Iterator<Item = Option<(&'a str, TokenKind)>>,
+    ) -> Self {
+        let mut table = TokenBytes { ends: Vec::new(), bytes: Vec::new(), special: Vec::new() };
+        for token in tokens {
+            match token {
+                Some((name, TokenKind::Learned)) => spelling.append_bytes(name, &mut table.bytes),
+                Some((name, TokenKind::Added)) => spelling.append_text(name, &mut table.bytes),
+                Some((name, TokenKind::Special)) => table.bytes.extend_from_slice(name.as_bytes()),
+                None => {}
             }
-            table.special.push(added.get(&id).is_some_and(|token| token.special));
+            table.special.push(token.is_some_and(|(_, kind)| kind == TokenKind::Special));
             table.ends.push(table.bytes.len() as u32);
         }
-        Ok(table)
+        table
     }
 
     /// A vocabulary without tokens.
@@ -73,8 +83,19 @@ impl TokenBytes {
     }
 }
 
+/// Where a token comes from, which decides how its name is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TokenKind {
+    /// From the training text: bytes as the vocabulary spells them.
+    Learned,
+    /// Put there by hand: text, in which only spaces may be spelled.
+    Added,
+    /// Put there by hand for the model alone: never visible.
+    Special,
+}
+
 /// How token names spell bytes.
-enum Spelling {
+pub(crate) enum Spelling {
     /// GPT-2's printable stand-ins, indexed by code point.
     ByteLevel(Vec<Option<u8>>),
     /// U+2581 for a space, `<0xNN>` for a byte.
@@ -82,12 +103,17 @@ enum Spelling {
 }
 
 impl Spelling {
+    /// GPT-2's.
+    pub(crate) fn byte_level() -> Self {
+        Self::ByteLevel(byte_level_table())
+    }
+
     fn of(tokenizer: &Tokenizer) -> Result<Self> {
         let decoder = serde_json::to_value(tokenizer.get_decoder())?;
         let mut types = Vec::new();
         collect_types(&decoder, &mut types);
         if types.iter().any(|t| t == "ByteLevel") {
-            Ok(Self::ByteLevel(byte_level_table()))
+            Ok(Self::byte_level())
         } else if types.iter().any(|t| t == "Metaspace" || t == "Replace") {
             Ok(Self::SentencePiece)
         } else {
@@ -114,9 +140,16 @@ impl Spelling {
                     .and_then(|hex| u8::from_str_radix(hex, 16).ok());
                 match byte {
                     Some(byte) => out.push(byte),
-                    None => out.extend_from_slice(name.replace('\u{2581}', " ").as_bytes()),
+                    None => self.append_text(name, out),
                 }
             }
+        }
+    }
+
+    fn append_text(&self, text: &str, out: &mut Vec<u8>) {
+        match self {
+            Self::ByteLevel(_) => out.extend_from_slice(text.as_bytes()),
+            Self::SentencePiece => out.extend_from_slice(text.replace('\u{2581}', " ").as_bytes()),
         }
     }
 }
@@ -153,7 +186,7 @@ fn byte_level_table() -> Vec<Option<u8>> {
 ///
 /// A sequence that can no longer become a character turns into one U+FFFD, as in
 /// [`String::from_utf8_lossy`]; one that still can is kept back.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Utf8Assembler {
     /// At most three bytes of an unfinished character.
     pending: Vec<u8>,
@@ -184,11 +217,39 @@ impl Utf8Assembler {
         self.pending = rest.to_vec();
     }
 
+    /// Whether `byte` cannot belong to the character that is unfinished, if one is.
+    fn ends_before(&self, byte: u8) -> bool {
+        let mut bytes = self.pending.clone();
+        bytes.push(byte);
+        let broken = std::str::from_utf8(&bytes).is_err_and(|error| error.error_len().is_some());
+        broken && !self.pending.is_empty()
+    }
+
     /// The end of the stream: an unfinished character becomes one U+FFFD.
     pub(crate) fn finish(&mut self, text: &mut String) {
         if !std::mem::take(&mut self.pending).is_empty() {
             text.push(char::REPLACEMENT_CHARACTER);
         }
+    }
+}
+
+/// Where tokens stand in a text, counted in its characters.
+#[derive(Clone, Default)]
+pub(crate) struct TextPosition {
+    utf8: Utf8Assembler,
+    /// Whole characters so far.
+    chars: usize,
+}
+
+impl TextPosition {
+    /// Goes on behind `bytes`; returns the character that the first of them belongs to.
+    pub(crate) fn advance(&mut self, bytes: &[u8]) -> usize {
+        let begins_anew = bytes.first().is_some_and(|first| self.utf8.ends_before(*first));
+        let start = self.chars + usize::from(begins_anew);
+        let mut text = String::new();
+        self.utf8.push(bytes, &mut text);
+        self.chars += text.chars().count();
+        start
     }
 }
 
@@ -205,6 +266,51 @@ mod tests {
         assert_eq!(table['Ġ' as usize], Some(b' '));
         assert_eq!(table['Ċ' as usize], Some(b'\n'));
         assert_eq!(table['é' as usize], Some(0xe9));
+    }
+
+    #[test]
+    fn added_tokens_are_text_with_spelled_spaces_and_special_ones_are_invisible() {
+        let tokens = ["\u{2581}\u{2581}", "<0x41>", "<b>"];
+        use TokenKind::{Added, Learned, Special};
+        let visible = |spelling: &Spelling, kind| {
+            let table = TokenBytes::spelled(spelling, tokens.iter().map(|token| Some((*token, kind))));
+            table.decode(&[0, 1, 2])
+        };
+        let sentence_piece = Spelling::SentencePiece;
+        assert_eq!(visible(&sentence_piece, Learned), "  A<b>");
+        assert_eq!(visible(&sentence_piece, Added), "  <0x41><b>");
+        assert_eq!(visible(&sentence_piece, Special), "");
+        assert_eq!(visible(&Spelling::byte_level(), Added), "\u{2581}\u{2581}<0x41><b>");
+    }
+
+    /// The characters of the whole text, each with the bytes it was made of, say where every token
+    /// begins, however the text is cut into tokens.
+    #[test]
+    fn positions_are_those_of_the_characters_in_the_whole_text() {
+        let bytes =
+            "aé€😀\u{feff}b".bytes().chain([0xff, b'x', 0xe2, 0x82, b'y', 0xf0, 0x9f, 0xe2, 0x82, 0xac]);
+        let bytes: Vec<u8> = bytes.collect();
+        let mut char_of_byte = Vec::new();
+        let mut chars = 0;
+        for chunk in bytes.utf8_chunks() {
+            for char in chunk.valid().chars() {
+                char_of_byte.extend(std::iter::repeat_n(chars, char.len_utf8()));
+                chars += 1;
+            }
+            char_of_byte.extend(std::iter::repeat_n(chars, chunk.invalid().len()));
+            chars += usize::from(!chunk.invalid().is_empty());
+        }
+        assert_eq!(char_of_byte.len(), bytes.len());
+        for cuts in 0..1u32 << (bytes.len() - 1).min(16) {
+            let mut position = TextPosition::default();
+            let mut start = 0;
+            for end in 1..=bytes.len() {
+                if end == bytes.len() || end > 16 || cuts & 1 << (end - 1) != 0 {
+                    assert_eq!(position.advance(&bytes[start..end]), char_of_byte[start], "{cuts:b} {start}");
+                    start = end;
+                }
+            }
+        }
     }
 
     #[test]

@@ -1,18 +1,25 @@
-//! The tokenizer inside a GGUF file, built as a [`Tokenizer`] like the one of `tokenizer.json`.
-
-use std::collections::HashSet;
+//! The tokenizer inside a GGUF file.
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use candle_core::quantized::gguf_file::Value;
 use tokenizers::{
-    AddedToken, DecoderWrapper, NormalizerWrapper, Tokenizer,
-    decoders::{fuse::Fuse, sequence::Sequence as DecoderSequence, strip::Strip},
+    AddedToken, DecoderWrapper, Model, ModelWrapper, NormalizerWrapper, PostProcessorWrapper,
+    PreTokenizerWrapper, TokenizerImpl,
     models::bpe::{BPE, Vocab},
     normalizers::{Prepend, Replace, Sequence as NormalizerSequence},
     processors::template::{SpecialToken, TemplateProcessing},
 };
+use turboquant_engine::gguf::{Metadata, Texts};
 
-use super::pretokenize;
+use super::{
+    Tokenizer,
+    detokenize::{Spelling, TokenBytes, TokenKind},
+    pretokenize,
+    sentence_piece::SentencePiece,
+};
+
+/// A tokenizer around `M`, with the parts that `tokenizer.json` may name.
+pub(crate) type Around<M> =
+    TokenizerImpl<M, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
 /// `tokenizer.ggml.token_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,139 +32,118 @@ enum TokenType {
     Byte,
 }
 
-/// The key/value part of a GGUF file, read with errors that name the key.
-pub(crate) struct Metadata<'a>(pub(crate) &'a std::collections::HashMap<String, Value>);
-
-impl Metadata<'_> {
-    pub(crate) fn text(&self, key: &str) -> Result<Option<&str>> {
-        self.0
-            .get(key)
-            .map(|value| match value {
-                Value::String(text) => Ok(text.as_str()),
-                other => Err(wrong_type(key, "a string", other)),
-            })
-            .transpose()
-    }
-
-    fn flag(&self, key: &str) -> Result<Option<bool>> {
-        self.0
-            .get(key)
-            .map(|value| match value {
-                Value::Bool(flag) => Ok(*flag),
-                other => Err(wrong_type(key, "a bool", other)),
-            })
-            .transpose()
-    }
-
-    pub(crate) fn token_id(&self, key: &str) -> Result<Option<u32>> {
-        self.0
-            .get(key)
-            .map(|value| integer(value).and_then(|id| u32::try_from(id).ok()))
-            .map(|id| id.ok_or_else(|| anyhow!("GGUF key {key} is not a token id")))
-            .transpose()
-    }
-
-    fn list<T>(&self, key: &str, what: &str, item: impl Fn(&Value) -> Option<T>) -> Result<Option<Vec<T>>> {
-        let Some(value) = self.0.get(key) else { return Ok(None) };
-        let Value::Array(values) = value else { return Err(wrong_type(key, "an array", value)) };
-        values
-            .iter()
-            .map(|value| item(value).ok_or_else(|| wrong_type(key, what, value)))
-            .collect::<Result<_>>()
-            .map(Some)
-    }
-
-    fn texts(&self, key: &str) -> Result<Option<Vec<String>>> {
-        self.list(key, "strings", |value| match value {
-            Value::String(text) => Some(text.clone()),
-            _ => None,
-        })
-    }
-}
-
-fn wrong_type(key: &str, expected: &str, got: &Value) -> anyhow::Error {
-    anyhow!("GGUF key {key} should hold {expected}, not {:?}", got.value_type())
-}
-
-fn integer(value: &Value) -> Option<i64> {
-    match *value {
-        Value::U8(v) => Some(v.into()),
-        Value::I8(v) => Some(v.into()),
-        Value::U16(v) => Some(v.into()),
-        Value::I16(v) => Some(v.into()),
-        Value::U32(v) => Some(v.into()),
-        Value::I32(v) => Some(v.into()),
-        Value::U64(v) => v.try_into().ok(),
-        Value::I64(v) => Some(v),
-        _ => None,
-    }
+/// How the vocabulary is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Family {
+    /// Merges over bytes, each written as one printable character.
+    ByteLevel,
+    /// Scores over text, a space written as U+2581.
+    SentencePiece,
 }
 
 /// Vocabulary of the file.
-struct GgufVocab {
-    tokens: Vec<String>,
+pub(crate) struct GgufVocab<'a> {
+    tokens: &'a Texts,
     types: Vec<TokenType>,
+    family: Family,
 }
 
-impl GgufVocab {
-    fn read(metadata: &Metadata) -> Result<Self> {
-        let tokens = metadata
-            .texts("tokenizer.ggml.tokens")?
-            .context("the GGUF file has no tokenizer: key tokenizer.ggml.tokens is missing")?;
-        let types = metadata
-            .list("tokenizer.ggml.token_type", "token types from 1 to 6", |value| {
-                Some(match integer(value)? {
-                    0 | 1 => TokenType::Normal,
-                    2 => TokenType::Unknown,
-                    3 => TokenType::Control,
-                    4 => TokenType::UserDefined,
-                    5 => TokenType::Unused,
-                    6 => TokenType::Byte,
-                    _ => return None,
-                })
-            })?
-            .unwrap_or_else(|| vec![TokenType::Normal; tokens.len()]);
+impl<'a> GgufVocab<'a> {
+    pub(crate) fn read(metadata: &'a Metadata) -> Result<Self> {
+        let missing = |key: &str| format!("the GGUF file has no tokenizer: key {key} is missing");
+        let key = "tokenizer.ggml.tokens";
+        let tokens = metadata.texts(key)?.with_context(|| missing(key))?;
+        ensure!(u32::try_from(tokens.len()).is_ok(), "GGUF key {key} has more tokens than ids can number");
+        let types = match metadata.numbers("tokenizer.ggml.token_type")? {
+            Some(types) => types.into_iter().map(token_type).collect::<Result<Vec<_>>>()?,
+            None => vec![TokenType::Normal; tokens.len()],
+        };
         ensure!(
             types.len() == tokens.len(),
             "GGUF keys tokenizer.ggml.tokens and tokenizer.ggml.token_type differ in length: {} and {}",
             tokens.len(),
             types.len()
         );
-        Ok(Self { tokens, types })
+        let key = "tokenizer.ggml.model";
+        let family = match metadata.text(key)?.with_context(|| missing(key))? {
+            "gpt2" => Family::ByteLevel,
+            "llama" => Family::SentencePiece,
+            other => bail!("GGUF tokenizer model '{other}' is not supported; only 'gpt2' and 'llama' are"),
+        };
+        Ok(Self { tokens, types, family })
     }
 
-    fn ids(&self) -> Vocab {
-        self.tokens.iter().cloned().zip(0u32..).collect()
-    }
-
-    fn of_type(&self, wanted: TokenType) -> impl Iterator<Item = &String> {
+    fn of_type(&self, wanted: TokenType) -> impl Iterator<Item = &'a str> {
         self.tokens.iter().zip(&self.types).filter(move |(_, kind)| **kind == wanted).map(|(token, _)| token)
     }
 
-    fn token(&self, id: u32, key: &str) -> Result<&String> {
-        self.tokens.get(id as usize).with_context(|| {
-            format!("GGUF key {key} is {id}, but there are only {} tokens", self.tokens.len())
-        })
+    /// Text of a token, if there is one of that id.
+    pub(crate) fn token(&self, id: u32) -> Option<&'a str> {
+        self.tokens.get(id as usize)
+    }
+
+    /// Tokens that are matched in the raw text and have no visible text themselves, with their ids.
+    pub(crate) fn control_tokens(&self) -> impl Iterator<Item = (u32, &'a str)> {
+        let numbered = (0..).zip(self.tokens.iter()).zip(&self.types);
+        numbered.filter(|(_, kind)| **kind == TokenType::Control).map(|(token, _)| token)
+    }
+
+    /// What each token stands for in a text.
+    pub(crate) fn token_bytes(&self) -> TokenBytes {
+        let spelling = match self.family {
+            Family::ByteLevel => Spelling::byte_level(),
+            Family::SentencePiece => Spelling::SentencePiece,
+        };
+        TokenBytes::spelled(
+            &spelling,
+            self.tokens.iter().zip(&self.types).map(|(token, kind)| {
+                let kind = match (kind, self.family) {
+                    (TokenType::Control, _) | (TokenType::Unknown, Family::SentencePiece) => {
+                        TokenKind::Special
+                    }
+                    (TokenType::UserDefined, _) => TokenKind::Added,
+                    _ => TokenKind::Learned,
+                };
+                Some((token, kind))
+            }),
+        )
     }
 }
 
-/// Builds the tokenizer that `tokenizer.ggml.*` describes.
-pub(crate) fn tokenizer(metadata: &Metadata) -> Result<Tokenizer> {
-    let vocab = GgufVocab::read(metadata)?;
-    let model = metadata
-        .text("tokenizer.ggml.model")?
-        .context("the GGUF file has no tokenizer: key tokenizer.ggml.model is missing")?;
-    let mut tokenizer = match model {
-        "gpt2" => byte_level_bpe(metadata, &vocab)?,
-        "llama" => sentence_piece_bpe(metadata, &vocab)?,
-        other => bail!("GGUF tokenizer model '{other}' is not supported; only 'gpt2' and 'llama' are"),
-    };
-    add_tokens(&mut tokenizer, &vocab, model == "llama")?;
-    add_begin_and_end(&mut tokenizer, metadata, &vocab, model == "llama")?;
-    Ok(tokenizer)
+fn token_type(number: f64) -> Result<TokenType> {
+    Ok(match number {
+        0.0 | 1.0 => TokenType::Normal,
+        2.0 => TokenType::Unknown,
+        3.0 => TokenType::Control,
+        4.0 => TokenType::UserDefined,
+        5.0 => TokenType::Unused,
+        6.0 => TokenType::Byte,
+        other => bail!("GGUF key tokenizer.ggml.token_type has {other}, expected numbers from 1 to 6"),
+    })
 }
 
-fn byte_level_bpe(metadata: &Metadata, vocab: &GgufVocab) -> Result<Tokenizer> {
+/// Builds the tokenizer that `tokenizer.ggml.*` describes.
+pub(crate) fn tokenizer(metadata: &Metadata, vocab: &GgufVocab) -> Result<Tokenizer> {
+    match vocab.family {
+        Family::ByteLevel => {
+            let mut tokenizer = byte_level_bpe(metadata, vocab)?;
+            finish(&mut tokenizer, metadata, vocab)?;
+            Ok(Tokenizer::Hub(Box::new(tokenizer)))
+        }
+        Family::SentencePiece => {
+            let mut tokenizer = sentence_piece_bpe(metadata, vocab)?;
+            finish(&mut tokenizer, metadata, vocab)?;
+            Ok(Tokenizer::SentencePiece(Box::new(tokenizer)))
+        }
+    }
+}
+
+fn finish<M: Model>(tokenizer: &mut Around<M>, metadata: &Metadata, vocab: &GgufVocab) -> Result<()> {
+    add_tokens(tokenizer, vocab)?;
+    add_begin_and_end(tokenizer, metadata, vocab)
+}
+
+fn byte_level_bpe(metadata: &Metadata, vocab: &GgufVocab) -> Result<Around<ModelWrapper>> {
     let merges = metadata
         .texts("tokenizer.ggml.merges")?
         .context("the GGUF file has no merges: key tokenizer.ggml.merges is missing")?;
@@ -173,26 +159,21 @@ fn byte_level_bpe(metadata: &Metadata, vocab: &GgufVocab) -> Result<Tokenizer> {
         })
         .collect::<Result<Vec<_>>>()?;
     let rules = pretokenize::rules(metadata.text("tokenizer.ggml.pre")?.unwrap_or("default"))?;
+    let ids: Vocab = vocab.tokens.iter().map(str::to_owned).zip(0u32..).collect();
     let bpe = BPE::builder()
-        .vocab_and_merges(vocab.ids(), merges)
+        .vocab_and_merges(ids, merges)
         .ignore_merges(rules.whole_words_first)
         .build()
         .map_err(|error| anyhow!("tokenizer.ggml.merges do not fit tokenizer.ggml.tokens: {error}"))?;
-    let mut tokenizer = Tokenizer::new(bpe);
+    let mut tokenizer = TokenizerImpl::new(bpe.into());
     tokenizer.with_normalizer(rules.normalizer).map_err(tokenizer_error)?;
     tokenizer.with_pre_tokenizer(Some(rules.pre_tokenizer));
-    tokenizer.with_decoder(Some(tokenizers::decoders::byte_level::ByteLevel::default()));
     Ok(tokenizer)
 }
 
-/// SentencePiece's BPE merges whichever neighbours form the best-scored token. As a list of merges:
-/// every split of every token into two tokens, best score first.
-fn sentence_piece_bpe(metadata: &Metadata, vocab: &GgufVocab) -> Result<Tokenizer> {
+fn sentence_piece_bpe(metadata: &Metadata, vocab: &GgufVocab) -> Result<Around<SentencePiece>> {
     let scores = metadata
-        .list("tokenizer.ggml.scores", "floats", |value| match *value {
-            Value::F32(score) => Some(score),
-            _ => None,
-        })?
+        .numbers("tokenizer.ggml.scores")?
         .context("the GGUF file has no scores: key tokenizer.ggml.scores is missing")?;
     ensure!(
         scores.len() == vocab.tokens.len(),
@@ -200,94 +181,62 @@ fn sentence_piece_bpe(metadata: &Metadata, vocab: &GgufVocab) -> Result<Tokenize
         vocab.tokens.len(),
         scores.len()
     );
-    let mut builder = BPE::builder()
-        .vocab_and_merges(vocab.ids(), merges_by_score(vocab, &scores))
-        .byte_fallback(true)
-        .fuse_unk(true);
-    if let Some(unknown) = vocab.of_type(TokenType::Unknown).next() {
-        builder = builder.unk_token(unknown.clone());
-    }
-    let bpe = builder.build().map_err(tokenizer_error)?;
+    let scores = scores.into_iter().zip(&vocab.types).map(|(score, kind)| {
+        let merges = matches!(kind, TokenType::Normal | TokenType::UserDefined | TokenType::Unused);
+        merges.then_some(score as f32)
+    });
+    let unknown = vocab.types.iter().position(|kind| *kind == TokenType::Unknown).map(|id| id as u32);
+    let model = SentencePiece::new(vocab.tokens.clone(), scores.collect(), unknown);
 
-    let space_prefix = metadata.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
     let mut normalizers: Vec<NormalizerWrapper> = Vec::new();
-    let mut decoders: Vec<DecoderWrapper> = vec![
-        Replace::new("\u{2581}", " ").map_err(tokenizer_error)?.into(),
-        tokenizers::decoders::byte_fallback::ByteFallback::new().into(),
-        Fuse::new().into(),
-    ];
-    if space_prefix {
+    if metadata.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true) {
         normalizers.push(Prepend::new("\u{2581}".to_owned()).into());
-        decoders.push(Strip::new(' ', 1, 0).into());
     }
     normalizers.push(Replace::new(" ", "\u{2581}").map_err(tokenizer_error)?.into());
-    let mut tokenizer = Tokenizer::new(bpe);
+    let mut tokenizer = TokenizerImpl::new(model);
     tokenizer.with_normalizer(Some(NormalizerSequence::new(normalizers))).map_err(tokenizer_error)?;
-    tokenizer.with_decoder(Some(DecoderSequence::new(decoders)));
     Ok(tokenizer)
-}
-
-fn merges_by_score(vocab: &GgufVocab, scores: &[f32]) -> Vec<(String, String)> {
-    let mergeable =
-        |kind: TokenType| matches!(kind, TokenType::Normal | TokenType::UserDefined | TokenType::Unused);
-    let known: HashSet<&str> = vocab
-        .tokens
-        .iter()
-        .zip(&vocab.types)
-        .filter(|(_, kind)| mergeable(**kind))
-        .map(|(token, _)| token.as_str())
-        .collect();
-    let mut merges: Vec<(f32, &str, &str)> = Vec::new();
-    for ((token, &kind), &score) in vocab.tokens.iter().zip(&vocab.types).zip(scores) {
-        if !mergeable(kind) {
-            continue;
-        }
-        for (at, _) in token.char_indices().skip(1) {
-            let (left, right) = token.split_at(at);
-            if known.contains(left) && known.contains(right) {
-                merges.push((score, left, right));
-            }
-        }
-    }
-    // Stable: splits of one token stay in order, the longest left part first.
-    merges.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.len().cmp(&a.1.len())));
-    merges.into_iter().map(|(_, left, right)| (left.to_owned(), right.to_owned())).collect()
 }
 
 /// Control tokens are matched in the raw text and have no visible text; user-defined ones are
 /// matched too, after normalisation in SentencePiece vocabularies (theirs are written with U+2581).
-fn add_tokens(tokenizer: &mut Tokenizer, vocab: &GgufVocab, sentence_piece: bool) -> Result<()> {
+fn add_tokens<M: Model>(tokenizer: &mut Around<M>, vocab: &GgufVocab) -> Result<()> {
+    let sentence_piece = vocab.family == Family::SentencePiece;
     let mut special: Vec<AddedToken> =
-        vocab.of_type(TokenType::Control).map(|token| AddedToken::from(token.clone(), true)).collect();
+        vocab.of_type(TokenType::Control).map(|token| AddedToken::from(token, true)).collect();
     if sentence_piece {
-        special.extend(vocab.of_type(TokenType::Unknown).map(|t| AddedToken::from(t.clone(), true)));
+        special.extend(vocab.of_type(TokenType::Unknown).map(|token| AddedToken::from(token, true)));
     }
     let defined = vocab
         .of_type(TokenType::UserDefined)
-        .map(|token| AddedToken::from(token.clone(), false).normalized(sentence_piece));
+        .map(|token| AddedToken::from(token, false).normalized(sentence_piece));
     tokenizer.add_special_tokens(special).map_err(tokenizer_error)?;
     tokenizer.add_tokens(defined).map_err(tokenizer_error)?;
     Ok(())
 }
 
-fn add_begin_and_end(
-    tokenizer: &mut Tokenizer,
+fn add_begin_and_end<M: Model>(
+    tokenizer: &mut Around<M>,
     metadata: &Metadata,
     vocab: &GgufVocab,
-    sentence_piece: bool,
 ) -> Result<()> {
     let mut template: Vec<String> = vec!["$A".to_owned()];
     let mut tokens: Vec<SpecialToken> = Vec::new();
     // SentencePiece models begin with BOS unless the file says otherwise; BPE models do not.
-    for (name, default, at_end) in [("bos", sentence_piece, false), ("eos", false, true)] {
+    let begins = vocab.family == Family::SentencePiece;
+    for (name, default, at_end) in [("bos", begins, false), ("eos", false, true)] {
         if !metadata.flag(&format!("tokenizer.ggml.add_{name}_token"))?.unwrap_or(default) {
             continue;
         }
         let key = format!("tokenizer.ggml.{name}_token_id");
         let id = metadata.token_id(&key)?.with_context(|| format!("GGUF key {key} is missing"))?;
-        let token = vocab.token(id, &key)?.clone();
+        let token = vocab.token(id).with_context(|| {
+            format!("GGUF key {key} is {id}, but there are only {} tokens", vocab.tokens.len())
+        })?;
         let name = name.to_owned();
-        tokens.push(SpecialToken::new(name.clone(), vec![id], vec![token]).map_err(tokenizer_error)?);
+        tokens.push(
+            SpecialToken::new(name.clone(), vec![id], vec![token.to_owned()]).map_err(tokenizer_error)?,
+        );
         if at_end {
             template.push(name);
         } else {

@@ -5,28 +5,47 @@ pub(crate) mod detokenize;
 mod gguf;
 mod json;
 mod pretokenize;
+mod sentence_piece;
 pub(crate) mod stop;
 mod stop_ids;
 pub(crate) mod stream;
 
 use std::{
-    fs::File,
-    io::BufReader,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use anyhow::{Context, Result, anyhow, ensure};
-use candle_core::quantized::gguf_file::Content;
 use minijinja::Value as JinjaValue;
 use serde_json::Value;
-use tokenizers::Tokenizer;
+use tokenizers::ModelWrapper;
+use turboquant_engine::gguf::Metadata;
 
 use self::{
     chat::{ChatTemplate, SpecialTokens},
     detokenize::TokenBytes,
-    gguf::Metadata,
+    gguf::{Around, GgufVocab},
+    sentence_piece::SentencePiece,
 };
+
+/// Text to token ids.
+enum Tokenizer {
+    /// As `tokenizer.json` has it.
+    Hub(Box<Around<ModelWrapper>>),
+    /// Of a GGUF file with scores instead of merges.
+    SentencePiece(Box<Around<SentencePiece>>),
+}
+
+impl Tokenizer {
+    fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
+        let encoding = match self {
+            Self::Hub(tokenizer) => tokenizer.encode_fast(text, add_special_tokens),
+            Self::SentencePiece(tokenizer) => tokenizer.encode_fast(text, add_special_tokens),
+        };
+        let encoding = encoding.map_err(|error| anyhow!("the text cannot be tokenised: {error}"))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+}
 
 /// Everything about a model that concerns text.
 pub(crate) struct TextModel {
@@ -48,7 +67,7 @@ impl TextModel {
     fn from_folder(folder: &Path) -> Result<Self> {
         let file = folder.join("tokenizer.json");
         ensure!(file.is_file(), "{} has no tokenizer.json", folder.display());
-        let mut tokenizer = Tokenizer::from_file(&file)
+        let mut tokenizer = tokenizers::Tokenizer::from_file(&file)
             .map_err(|error| anyhow!("{} cannot be read: {error}", file.display()))?;
         // Some files still have the settings of a training run, which would cut prompts in silence.
         tokenizer.with_padding(None);
@@ -73,26 +92,21 @@ impl TextModel {
             .flatten();
         let template = folder_template(folder, &tokenizer_config)?;
         let template = template.map(|source| ChatTemplate::new(&source, &special)).transpose()?;
-        Self::new(tokenizer, template, bos, stop_ids)
+        let tokens = TokenBytes::of(&tokenizer)?;
+        Ok(Self::new(Tokenizer::Hub(Box::new(tokenizer.into_inner())), tokens, template, bos, stop_ids))
     }
 
     fn from_gguf(path: &Path) -> Result<Self> {
-        let file = File::open(path).with_context(|| format!("{} cannot be opened", path.display()))?;
-        let content = Content::read(&mut BufReader::new(file)).map_err(|error| {
-            // candle appends a backtrace where the environment asks for one.
-            let error = error.to_string();
-            let reason = error.lines().next().unwrap_or_default();
-            anyhow!("{} is not a readable GGUF file: {reason}", path.display())
-        })?;
-        Self::from_gguf_metadata(&Metadata(&content.metadata))
+        Self::from_gguf_metadata(&Metadata::read(path)?)
             .with_context(|| format!("{} cannot be used", path.display()))
     }
 
     fn from_gguf_metadata(metadata: &Metadata) -> Result<Self> {
-        let tokenizer = gguf::tokenizer(metadata)?;
+        let vocab = GgufVocab::read(metadata)?;
+        let tokenizer = gguf::tokenizer(metadata, &vocab)?;
         let token = |name: &str| -> Result<Option<String>> {
             let id = metadata.token_id(&format!("tokenizer.ggml.{name}_token_id"))?;
-            Ok(id.and_then(|id| tokenizer.id_to_token(id)))
+            Ok(id.and_then(|id| vocab.token(id)).map(str::to_owned))
         };
         let special = SpecialTokens {
             bos_token: token("bos")?.unwrap_or_default(),
@@ -100,28 +114,29 @@ impl TextModel {
             unk_token: token("unknown")?,
             pad_token: token("padding")?,
         };
-        let stop_ids = stop_ids::from_gguf(metadata, &tokenizer)?;
+        let stop_ids = stop_ids::from_gguf(metadata, &vocab)?;
         let template = metadata.text("tokenizer.chat_template")?;
         let template = template.map(|source| ChatTemplate::new(source, &special)).transpose()?;
-        Self::new(tokenizer, template, None, stop_ids)
+        Ok(Self::new(tokenizer, vocab.token_bytes(), template, None, stop_ids))
     }
 
     fn new(
         tokenizer: Tokenizer,
+        tokens: TokenBytes,
         template: Option<ChatTemplate>,
         bos: Option<u32>,
         stop_ids: Vec<u32>,
-    ) -> Result<Self> {
-        let tokens = Arc::new(TokenBytes::new(&tokenizer)?);
+    ) -> Self {
         let longest_token = tokens.longest();
+        let tokens = Arc::new(tokens);
         let mut text = Self { tokenizer, tokens, template, extra_bos: None, stop_ids, longest_token };
         text.extra_bos = bos.filter(|&bos| text.encode("a").is_ok_and(|ids| ids.first() != Some(&bos)));
-        Ok(text)
+        text
     }
 
     /// Token ids of a prompt: with the BOS and EOS tokens that the model wants.
     pub(crate) fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let mut ids = self.encode_as(text, true)?;
+        let mut ids = self.tokenizer.encode(text, true)?;
         if let Some(bos) = self.extra_bos {
             ids.insert(0, bos);
         }
@@ -130,15 +145,7 @@ impl TextModel {
 
     /// Token ids of a rendered chat, which has its special tokens in the text.
     pub(crate) fn encode_rendered(&self, text: &str) -> Result<Vec<u32>> {
-        self.encode_as(text, false)
-    }
-
-    fn encode_as(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
-        let encoding = self
-            .tokenizer
-            .encode_fast(text, add_special_tokens)
-            .map_err(|error| anyhow!("the text cannot be tokenised: {error}"))?;
-        Ok(encoding.get_ids().to_vec())
+        self.tokenizer.encode(text, false)
     }
 
     /// At least this many tokens are needed for `text`, known without tokenising it. (Normalisation

@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 use serde_json::Value;
-use tokenizers::Tokenizer;
+use turboquant_engine::gguf::Metadata;
 
-use super::gguf::Metadata;
+use super::gguf::GgufVocab;
 
 /// The union of what `config.json`, `generation_config.json` and the tokenizer's EOS name; sorted.
 pub(crate) fn from_configs(
@@ -28,7 +28,7 @@ fn ids(field: &Value) -> Vec<u32> {
 
 /// GGUF files name one id per purpose and often leave out the second of two; so the control tokens
 /// that end a text or a turn in the model families served here count as well.
-pub(crate) fn from_gguf(metadata: &Metadata, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+pub(crate) fn from_gguf(metadata: &Metadata, vocab: &GgufVocab) -> Result<Vec<u32>> {
     const KEYS: [&str; 3] = ["eos", "eot", "eom"];
     const NAMES: [&str; 8] = [
         "<|endoftext|>",
@@ -44,13 +44,7 @@ pub(crate) fn from_gguf(metadata: &Metadata, tokenizer: &Tokenizer) -> Result<Ve
     for key in KEYS {
         found.extend(metadata.token_id(&format!("tokenizer.ggml.{key}_token_id"))?);
     }
-    let added = tokenizer.get_added_tokens_decoder();
-    found.extend(
-        added
-            .iter()
-            .filter(|(_, token)| token.special && NAMES.contains(&token.content.as_str()))
-            .map(|(id, _)| *id),
-    );
+    found.extend(vocab.control_tokens().filter(|(_, token)| NAMES.contains(token)).map(|(id, _)| id));
     Ok(sorted(found.into_iter()))
 }
 

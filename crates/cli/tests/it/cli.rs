@@ -31,7 +31,7 @@ fn run_answers_and_then_says_what_it_cost() {
     assert_eq!(run(&[]).1, answer, "greedy answers repeat");
     // 3 layers of 2 heads of 16, keys and values, in 4 bytes.
     assert!(table.contains("auto (f32)") && table.contains("768 B, in bf16 384 B: ratio 0.50"), "{table}");
-    for line in ["KV memory", "prefill", "decode"] {
+    for line in ["KV memory", "memory", "prefill", "decode"] {
         assert!(table.lines().any(|l| l.starts_with(line)), "{line} in {table}");
     }
 
@@ -163,6 +163,61 @@ fn failures_are_code_1_and_name_the_file() {
         assert_eq!(code, 1, "{stderr}");
         assert!(stderr.contains(path.to_str().unwrap()), "{stderr}");
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    }
+}
+
+/// The same file is refused with the same code, whatever was to be done with it: 2 where it is whole and
+/// not for this program, 1 where it is damaged.
+#[test]
+fn every_command_refuses_a_file_with_the_same_code() {
+    let (folder, model) = tiny_model("same-code");
+    let config = std::fs::read_to_string(model.join("config.json")).unwrap();
+    let folder_with = |name: &str, config: &str| {
+        let path = folder.path().join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        for file in ["model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+            std::fs::copy(model.join(file), path.join(file)).unwrap();
+        }
+        std::fs::write(path.join("config.json"), config).unwrap();
+        path
+    };
+    let damaged = folder.path().join("damaged.gguf");
+    std::fs::write(&damaged, b"GGUF\x03\0\0\0 and no more").unwrap();
+    let empty = folder.path().join("empty");
+    std::fs::create_dir_all(&empty).unwrap();
+    let rows = [
+        (damaged, 1, "damaged"),
+        (folder_with("no-json", "{"), 1, "EOF"),
+        (
+            folder_with(
+                "unknown",
+                &config.replace("\"llama\"", "\"no-such\"").replace("LlamaFor", "NoSuchFor"),
+            ),
+            2,
+            "no-such",
+        ),
+        (
+            folder_with(
+                "heads",
+                &config.replace("\"num_key_value_heads\": 2", "\"num_key_value_heads\": \"x\""),
+            ),
+            2,
+            "num_key_value_heads",
+        ),
+        (empty, 2, "is not a model"),
+    ];
+    for (path, expected, reason) in rows {
+        for command in [&["plan"][..], &["run", "--raw", "-m"], &["compare", "-m"]] {
+            let mut command_line = turboquant();
+            command_line.args(command).arg(&path);
+            if command[0] == "run" {
+                command_line.arg("hi");
+            }
+            let (code, stdout, stderr) = output(&mut command_line);
+            assert_eq!((code, stdout.as_str()), (expected, ""), "{command:?}: {stderr}");
+            assert!(stderr.contains(reason) && stderr.lines().count() == 1, "{command:?}: {stderr}");
+            assert_eq!(stderr.matches(path.to_str().unwrap()).count(), 1, "{command:?}: {stderr}");
+        }
     }
 }
 

@@ -7,6 +7,8 @@ mod cli;
 #[cfg(test)]
 mod http;
 #[cfg(test)]
+mod memory;
+#[cfg(test)]
 mod plan;
 #[cfg(test)]
 mod serve;

@@ -1,6 +1,6 @@
 //! The server over HTTP, with a tiny random model.
 
-use std::{net::Shutdown, thread, time::Duration};
+use std::{io::Read, net::Shutdown, thread, time::Duration};
 
 use crate::{
     http,
@@ -184,6 +184,9 @@ fn stop_strings_end_the_text_before_them() {
     assert_eq!(answer["choices"][0]["text"], json!(whole), "no stop string counts before min_tokens");
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
     server.wait_until_idle(Duration::from_secs(2));
+    // Answers that a stop string has ended are complete.
+    let health = server.health();
+    assert_eq!((&health["finished"], &health["aborted"]), (&json!(4), &json!(0)));
 }
 
 #[test]
@@ -202,6 +205,33 @@ fn log_probabilities() {
         assert_eq!(lists["token_logprobs"][i].as_f64().unwrap(), likeliest);
         assert!(likeliest < 0.0);
     }
+
+    // Tokens of a byte each: characters of several bytes have several tokens at one offset.
+    let (_, answer) = server.post(COMPLETIONS, &with(greedy("p", 60), json!({"logprobs": 0})));
+    let (text, lists) = (&answer["choices"][0]["text"], &answer["choices"][0]["logprobs"]);
+    let tokens = lists["tokens"].as_array().unwrap().iter().map(|token| token.as_str().unwrap());
+    let mut expected = Vec::new();
+    let (mut bytes, mut places) = (Vec::new(), Vec::new());
+    for token in tokens {
+        places.push(bytes.len());
+        match token.strip_prefix("bytes:\\x") {
+            Some(hex) => bytes.push(u8::from_str_radix(hex, 16).unwrap()),
+            None => bytes.extend_from_slice(token.as_bytes()),
+        }
+    }
+    let mut chars = 0;
+    for chunk in bytes.utf8_chunks() {
+        for char in chunk.valid().chars() {
+            expected.extend(std::iter::repeat_n(chars, char.len_utf8()));
+            chars += 1;
+        }
+        expected.extend(std::iter::repeat_n(chars, chunk.invalid().len()));
+        chars += usize::from(!chunk.invalid().is_empty());
+    }
+    assert_eq!(text.as_str().unwrap().chars().count(), chars);
+    let expected: Vec<usize> = places.into_iter().map(|place| expected[place]).collect();
+    assert!(expected.windows(2).any(|pair| pair[0] == pair[1]), "no character is split: {text}");
+    assert_eq!(lists["text_offset"], json!(expected));
 
     // The chosen token has its place even where no others are asked for.
     let (_, answer) = server.post(COMPLETIONS, &with(greedy("p", 6), json!({"logprobs": 0})));
@@ -291,6 +321,52 @@ fn nobody_generates_for_a_client_that_has_gone() {
         let generated = server.health()["generated_tokens"].as_u64().unwrap() - before;
         assert!(generated < 10_000, "{generated} of 20000 tokens for nobody: {body}");
     }
+}
+
+/// A connection of which the sending half is closed cannot be told from one that is closed, so it counts
+/// as that.
+#[test]
+fn a_client_that_closes_its_sending_half_has_gone() {
+    let (_folder, model) = tiny_model("half-closed");
+    let server = Server::start(&model, &["--max-num-seqs", "2"]);
+    let body = with(greedy("hi", 500), json!({"n": 40}));
+    let mut stream = http::open(&server.address, COMPLETIONS, body.to_string().as_bytes());
+    stream.shutdown(Shutdown::Write).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    assert_eq!(String::from_utf8_lossy(&answer), "");
+    server.wait_until_idle(Duration::from_secs(2));
+    assert!(server.health()["generated_tokens"].as_u64().unwrap() < 10_000);
+}
+
+#[test]
+fn a_full_queue_is_503_and_says_when_to_come_back() {
+    let (_folder, model) = tiny_model("queue");
+    let server = Server::start(&model, &["--max-num-seqs", "1", "--max-queued-requests", "2"]);
+    let body = with(greedy("hi", 500), json!({"stream": true, "n": 3}));
+    let streams = http::open(&server.address, COMPLETIONS, body.to_string().as_bytes());
+    while server.health()["waiting"] != 2 {}
+    let chat = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2});
+    for stream in [false, true] {
+        for (path, body) in [(COMPLETIONS, greedy("hi", 2)), (CHAT, chat.clone())] {
+            let response = http::post(&server.address, path, &with(body, json!({"stream": stream})));
+            assert!(response.head.contains("\r\nretry-after: 1"), "{}", response.head);
+            let (status, body) = response.json();
+            assert_eq!((status, error_code(&body)), (503, "queue_full"), "{body}");
+            assert_eq!(body["error"]["type"], "server_error");
+            let message = body["error"]["message"].as_str().unwrap();
+            assert!(message.contains("3 requests run or wait"), "{message}");
+        }
+    }
+    drop(streams);
+    server.wait_until_idle(Duration::from_secs(2));
+    assert_eq!(server.post(COMPLETIONS, &greedy("hi", 2)).0, 200);
+    // More at once than can ever be taken: to try again would be in vain.
+    let (status, body) =
+        server.post(COMPLETIONS, &with(greedy("hi", 2), json!({"prompt": ["a", "b"], "n": 2})));
+    assert_eq!((status, &body["error"]["param"]), (400, &json!("n")), "{body}");
+    let (status, body) = server.post(CHAT, &with(chat, json!({"n": 4})));
+    assert_eq!((status, &body["error"]["param"]), (400, &json!("n")), "{body}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! of the same work.
 
 use candle_core::{Device, Tensor};
-use rand::{Rng, SeedableRng, rngs::StdRng};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
 use turboquant::{attention::oracle::Dense, exec::Serial, format::CacheDtype};
 
 use super::*;

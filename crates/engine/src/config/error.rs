@@ -5,13 +5,8 @@
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read at all.
-    #[error("cannot read {path}: {reason}")]
-    Io {
-        /// The file.
-        path: String,
-        /// The system's words.
-        reason: String,
-    },
+    #[error("cannot be read: {0}")]
+    Io(String),
     /// Larger than any config.
     #[error("the config has {got} B; a config.json of more than {limit} B is not read")]
     TooLarge {
@@ -87,4 +82,11 @@ pub enum ConfigError {
         /// Names.
         known: String,
     },
+}
+
+impl ConfigError {
+    /// Whether the file itself is at fault, not what a sound one says.
+    pub fn is_damage(&self) -> bool {
+        matches!(self, ConfigError::Io(_) | ConfigError::TooLarge { .. } | ConfigError::Json(_))
+    }
 }

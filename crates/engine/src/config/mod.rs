@@ -180,10 +180,7 @@ impl ModelConfig {
     /// # Errors
     /// As [`ModelConfig::from_hf`], and when the file cannot be read.
     pub fn from_hf_file(path: &Path) -> Result<Self, ConfigError> {
-        let io = |error: std::io::Error| ConfigError::Io {
-            path: path.display().to_string(),
-            reason: error.to_string(),
-        };
+        let io = |error: std::io::Error| ConfigError::Io(error.to_string());
         let size = std::fs::metadata(path).map_err(io)?.len();
         if size > json::MAX_CONFIG_BYTES {
             return Err(ConfigError::TooLarge { got: size, limit: json::MAX_CONFIG_BYTES });

@@ -89,13 +89,26 @@ pub struct LoadedModel {
     decoder: Decoder,
 }
 
-impl LoadedModel {
-    /// Loads a GGUF file, or a folder with `config.json` and safetensors files.
+/// A model whose hyper-parameters and list of tensors are read, and whose weights are not.
+#[derive(Debug)]
+pub struct OpenedModel(families::Source);
+
+impl OpenedModel {
+    /// Opens a GGUF file, or a folder with `config.json` and safetensors files.
     ///
     /// # Errors
     /// Files that are damaged, incomplete, or of an architecture that is not supported.
-    pub fn load(path: &Path) -> Result<Self, LoadError> {
-        let source = if path.is_dir() { families::from_folder(path)? } else { families::from_gguf(path)? };
+    pub fn open(path: &Path) -> Result<Self, LoadError> {
+        let source = if path.is_dir() { families::from_folder(path) } else { families::from_gguf(path) };
+        source.map(OpenedModel)
+    }
+
+    /// Reads the weights.
+    ///
+    /// # Errors
+    /// Tensors that are missing, or not what the hyper-parameters say.
+    pub fn load(self) -> Result<LoadedModel, LoadError> {
+        let source = self.0;
         let mut loader = Loader::new(&source.files);
         let decoder = Decoder::load(&mut loader, &source)?;
         let unused = loader.unused();
@@ -106,7 +119,12 @@ impl LoadedModel {
             );
         }
         let weights = loader.summary;
-        tracing::info!("{}: {} bytes of weights, {:?}", path.display(), weights.bytes, weights.by_dtype);
+        tracing::info!(
+            "{}: {} bytes of weights, {:?}",
+            source.files.path.display(),
+            weights.bytes,
+            weights.by_dtype
+        );
         Ok(LoadedModel {
             vocab_size: source.spec.vocab_size,
             eos_token_ids: source.eos_token_ids,
@@ -115,6 +133,16 @@ impl LoadedModel {
             config: source.config,
             decoder,
         })
+    }
+}
+
+impl LoadedModel {
+    /// Opens and loads a model.
+    ///
+    /// # Errors
+    /// As [`OpenedModel::open`] and [`OpenedModel::load`].
+    pub fn load(path: &Path) -> Result<Self, LoadError> {
+        OpenedModel::open(path)?.load()
     }
 
     /// Computes one step: logits `[logits_rows.len(), vocab_size]`, f32.

@@ -67,6 +67,15 @@ impl Names {
         matches!(self, Names::Gguf { interleaved_heads: true })
     }
 
+    /// The layer that a tensor belongs to, whatever it is there.
+    pub(crate) fn layer(&self, name: &str) -> Option<usize> {
+        let rest = match self {
+            Names::Hf { prefix, .. } => name.strip_prefix(prefix.as_str())?.strip_prefix("layers.")?,
+            Names::Gguf { .. } => name.strip_prefix("blk.")?,
+        };
+        rest.split_once('.')?.0.parse().ok()
+    }
+
     pub(crate) fn weight(&self, layer: usize, tensor: LayerTensor) -> String {
         format!("{}.weight", self.stem(layer, tensor))
     }

@@ -19,9 +19,9 @@ fn shares(params: SamplingParams, logits: &[f32]) -> Vec<f64> {
     let mut state = sampler(params);
     for _ in 0..DRAWS {
         let mut fresh = Sampler::new(state.params.clone(), &[], &[]);
-        fresh.rng = state.rng.clone();
+        std::mem::swap(&mut fresh.rng, &mut state.rng);
         counts[fresh.sample(&mut logits.to_vec()).unwrap().token as usize] += 1;
-        state.rng = fresh.rng;
+        std::mem::swap(&mut fresh.rng, &mut state.rng);
     }
     counts.into_iter().map(|count| count as f64 / DRAWS as f64).collect()
 }

@@ -4,7 +4,7 @@
 //! `general.alignment` of 0, takes 32 bytes for each byte of an array, and does not say which tensor
 //! has a type that it does not know.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
@@ -16,7 +16,7 @@ use candle_core::quantized::GgmlDType;
 use super::{TensorEntry, WeightFiles, not_weights};
 use crate::error::LoadError;
 
-/// Arrays of more elements than this (vocabularies) are skipped: hyper-parameters have one per layer.
+/// Arrays of more elements than this are vocabularies: hyper-parameters have one per layer.
 const MAX_ARRAY: u64 = 4096;
 
 /// Bytes of a name. The format allows 64 for tensors and 65535 for keys; no key comes near that.
@@ -30,8 +30,65 @@ pub(crate) enum Value {
     Bool(bool),
     String(String),
     Array(Vec<Value>),
+    /// A list of texts, of a vocabulary.
+    Texts(Texts),
+    /// An array of more than [`MAX_ARRAY`] numbers, of a vocabulary.
+    Numbers(Vec<f64>),
     /// An array that was not kept.
     Skipped,
+}
+
+/// Texts one behind the other: a vocabulary in little more than the bytes it has in the file.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Texts {
+    text: String,
+    /// Where each text ends.
+    ends: Vec<usize>,
+}
+
+impl Texts {
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// The text at `index`.
+    pub fn get(&self, index: usize) -> Option<&str> {
+        let end = *self.ends.get(index)?;
+        let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
+        Some(&self.text[start..end])
+    }
+
+    /// All of them, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        self.ends.iter().zip(starts).map(|(&end, start)| &self.text[start..end])
+    }
+}
+
+impl<'a> FromIterator<&'a str> for Texts {
+    fn from_iter<I: IntoIterator<Item = &'a str>>(texts: I) -> Self {
+        let mut all = Texts::default();
+        for text in texts {
+            all.text.push_str(text);
+            all.ends.push(all.text.len());
+        }
+        all
+    }
+}
+
+/// Which arrays are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keep {
+    /// Those that hyper-parameters have.
+    HyperParameters,
+    /// Those of tokenizers, too.
+    Vocabulary,
 }
 
 impl fmt::Display for Value {
@@ -44,6 +101,8 @@ impl fmt::Display for Value {
             Value::String(text) if text.len() > MAX_NAME => f.write_str("a long text"),
             Value::String(text) => write!(f, "{text:?}"),
             Value::Array(values) => write!(f, "a list of {}", values.len()),
+            Value::Texts(texts) => write!(f, "a list of {} texts", texts.len()),
+            Value::Numbers(numbers) => write!(f, "a list of {}", numbers.len()),
             Value::Skipped => f.write_str("a long list"),
         }
     }
@@ -57,12 +116,17 @@ pub(crate) struct Gguf {
 }
 
 impl Gguf {
-    /// Reads everything but the weights.
+    /// Reads everything but weights and vocabulary.
     pub(crate) fn open(path: &Path) -> Result<Self, LoadError> {
+        Self::read(path, Keep::HyperParameters)
+    }
+
+    /// Reads everything but the weights, and of the metadata's arrays what `keep` says.
+    pub(crate) fn read(path: &Path, keep: Keep) -> Result<Self, LoadError> {
         let io = |source| LoadError::Io { path: path.into(), source };
         let file = File::open(path).map_err(io)?;
         let size = file.metadata().map_err(io)?.len();
-        let mut reader = Reader { file: BufReader::new(file), path: path.into(), left: size };
+        let mut reader = Reader { file: BufReader::new(file), path: path.into(), left: size, keep };
         reader.magic()?;
         let tensor_count = reader.u64("tensor count")?;
         let metadata_count = reader.u64("metadata count")?;
@@ -75,7 +139,7 @@ impl Gguf {
                 return Err(reader.malformed(format!("metadata key {key} is there twice")));
             }
         }
-        let mut tensors = HashMap::new();
+        let mut tensors = BTreeMap::new();
         for _ in 0..tensor_count {
             let (name, entry) = reader.tensor()?;
             if tensors.contains_key(&name) {
@@ -102,13 +166,13 @@ impl Gguf {
 /// another one.
 fn place(
     path: &Path,
-    tensors: &mut HashMap<String, TensorEntry>,
+    tensors: &mut BTreeMap<String, TensorEntry>,
     data_start: u64,
     size: u64,
 ) -> Result<(), LoadError> {
     let malformed = |reason: String| LoadError::Malformed { path: path.into(), reason };
     let mut sorted: Vec<(&String, &mut TensorEntry)> = tensors.iter_mut().collect();
-    sorted.sort_unstable_by_key(|(_, entry)| (entry.offset, entry.bytes));
+    sorted.sort_by_key(|(_, entry)| (entry.offset, entry.bytes));
     for (name, entry) in &mut sorted {
         let start = data_start.checked_add(entry.offset);
         let end = start.and_then(|start| start.checked_add(entry.bytes));
@@ -135,6 +199,7 @@ struct Reader {
     path: PathBuf,
     /// Bytes up to the end of the file.
     left: u64,
+    keep: Keep,
 }
 
 impl Reader {
@@ -267,9 +332,17 @@ impl Reader {
             10..=12 => 8,
             _ => 0,
         };
+        let vocabulary = self.keep == Keep::Vocabulary;
         if length > MAX_ARRAY && element_bytes > 0 {
-            self.skip(length.saturating_mul(element_bytes), key)?;
+            let bytes = length.saturating_mul(element_bytes);
+            if vocabulary && kind != 7 {
+                return self.numbers(key, kind, bytes, element_bytes as usize).map(Value::Numbers);
+            }
+            self.skip(bytes, key)?;
             return Ok(Value::Skipped);
+        }
+        if kind == 8 && vocabulary {
+            return self.texts(key, length).map(Value::Texts);
         }
         if kind == 8 {
             for _ in 0..length {
@@ -279,6 +352,40 @@ impl Reader {
             return Ok(Value::Skipped);
         }
         (0..length).map(|_| self.value(key, kind, depth + 1)).collect::<Result<Vec<_>, _>>().map(Value::Array)
+    }
+
+    /// What is no UTF-8 in a text becomes U+FFFD.
+    fn texts(&mut self, key: &str, length: u64) -> Result<Texts, LoadError> {
+        let mut texts = Texts::default();
+        for _ in 0..length {
+            let bytes = self.u64(key)?;
+            texts.text.push_str(&String::from_utf8_lossy(&self.bytes(bytes, key)?));
+            texts.ends.push(texts.text.len());
+        }
+        Ok(texts)
+    }
+
+    /// `bytes` bytes of numbers that take `width` each.
+    fn numbers(&mut self, key: &str, kind: u32, bytes: u64, width: usize) -> Result<Vec<f64>, LoadError> {
+        fn sized<const N: usize>(bytes: &[u8]) -> [u8; N] {
+            let mut array = [0; N];
+            array.copy_from_slice(bytes);
+            array
+        }
+        let number = |at: &[u8]| match kind {
+            0 => f64::from(at[0]),
+            1 => f64::from(at[0] as i8),
+            2 => u16::from_le_bytes(sized(at)).into(),
+            3 => i16::from_le_bytes(sized(at)).into(),
+            4 => u32::from_le_bytes(sized(at)).into(),
+            5 => i32::from_le_bytes(sized(at)).into(),
+            6 => f32::from_le_bytes(sized(at)).into(),
+            10 => u64::from_le_bytes(sized(at)) as f64,
+            11 => i64::from_le_bytes(sized(at)) as f64,
+            _ => f64::from_le_bytes(sized(at)),
+        };
+        let bytes = self.bytes(bytes, key)?;
+        Ok(bytes.chunks_exact(width).map(number).collect())
     }
 
     /// Name, and an entry whose offset counts from the start of the data.

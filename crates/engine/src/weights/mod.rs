@@ -12,7 +12,7 @@ pub(crate) mod safetensors;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ pub(crate) struct WeightFiles {
     /// The model file, or the folder of the shards: named in errors about missing tensors.
     pub(crate) path: PathBuf,
     pub(crate) files: Vec<(PathBuf, Mutex<File>)>,
-    pub(crate) tensors: HashMap<String, TensorEntry>,
+    pub(crate) tensors: BTreeMap<String, TensorEntry>,
 }
 
 impl WeightFiles {
@@ -95,6 +95,11 @@ impl WeightFiles {
             },
         )
     }
+}
+
+/// To sort names by, layers by their number: 2 comes before 10.
+pub(crate) fn layer_order(name: &str) -> Vec<Result<u64, &str>> {
+    name.split('.').map(|part| part.parse().map_err(|_| part)).collect()
 }
 
 /// What a file is that often lies where weights should be, from its first bytes.
@@ -162,7 +167,7 @@ impl<'a> Loader<'a> {
             .map(String::as_str)
             .filter(|name| !self.used.contains(*name))
             .collect();
-        names.sort_unstable();
+        names.sort_by_key(|&name| layer_order(name));
         names
     }
 

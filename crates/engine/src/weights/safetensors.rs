@@ -1,6 +1,6 @@
 //! Folders of `.safetensors` files: which shards belong to the model, and what is in them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use candle_core::quantized::GgmlDType;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use super::{TensorEntry, WeightFiles, not_weights};
+use super::{TensorEntry, WeightFiles, layer_order, not_weights};
 use crate::error::LoadError;
 
 type Entries = Vec<(String, TensorEntry)>;
@@ -42,7 +42,7 @@ pub(crate) fn open(folder: &Path) -> Result<WeightFiles, LoadError> {
         }
     }
     let mut files = Vec::new();
-    let mut tensors: HashMap<String, TensorEntry> = HashMap::new();
+    let mut tensors: BTreeMap<String, TensorEntry> = BTreeMap::new();
     for shard in &shards {
         let path = folder.join(shard);
         let (file, entries) = open_file(&path, files.len())?;
@@ -64,7 +64,8 @@ pub(crate) fn open(folder: &Path) -> Result<WeightFiles, LoadError> {
         }
         files.push((path, file));
     }
-    if let Some((name, shard)) = weight_map.iter().find(|(name, _)| !tensors.contains_key(*name)) {
+    let missing = weight_map.iter().filter(|(name, _)| !tensors.contains_key(*name));
+    if let Some((name, shard)) = missing.min_by_key(|&(name, _)| layer_order(name)) {
         return Err(LoadError::MissingTensor { path: folder.join(shard), tensor: name.clone() });
     }
     Ok(WeightFiles { path: folder.into(), files, tensors })
@@ -139,7 +140,7 @@ fn shard_of(name: &str) -> Option<(&str, u32)> {
     Some((stem, total.parse().ok()?))
 }
 
-/// One file, the `index`th of the model: its handle and its tensors.
+/// One file, the `index`th of the model: its handle and its tensors, layer by layer.
 pub(crate) fn open_file(path: &Path, index: usize) -> Result<(Mutex<File>, Entries), LoadError> {
     let io = |source| LoadError::Io { path: path.into(), source };
     let malformed = |reason: String| LoadError::Malformed { path: path.into(), reason };
@@ -160,7 +161,7 @@ pub(crate) fn open_file(path: &Path, index: usize) -> Result<(Mutex<File>, Entri
             .tensors()
             .into_iter()
             .filter(|(_, info)| info.data_offsets.1 as u64 > data_here)
-            .min_by_key(|(_, info)| info.data_offsets);
+            .min_by_key(|(name, info)| (info.data_offsets, name.clone()));
         return Err(malformed(match cut {
             Some((name, _)) => {
                 format!("the tensors take {data_bytes} bytes and the file has {data_here}: {name} is cut off")
@@ -170,7 +171,7 @@ pub(crate) fn open_file(path: &Path, index: usize) -> Result<(Mutex<File>, Entri
             ),
         }));
     }
-    let entries = metadata
+    let mut entries: Entries = metadata
         .tensors()
         .into_iter()
         .map(|(name, info)| {
@@ -190,6 +191,7 @@ pub(crate) fn open_file(path: &Path, index: usize) -> Result<(Mutex<File>, Entri
             (name, entry)
         })
         .collect();
+    entries.sort_by(|(a, _), (b, _)| layer_order(a).cmp(&layer_order(b)));
     Ok((Mutex::new(file), entries))
 }
 

@@ -8,6 +8,7 @@ use crate::files::{Folder, Meta, Tensors, gguf, testdata};
 use candle_core::{DType, Device, Tensor};
 use turboquant_engine::{
     batch::{Phase, Segment, StepBatch},
+    gguf::Metadata,
     model::LoadedModel,
 };
 
@@ -251,6 +252,18 @@ fn what_is_not_supported_is_named() {
     assert!(error.contains("`lfm2` is not supported; supported are llama, qwen2"), "{error}");
 }
 
+#[test]
+fn layers_beyond_the_block_count_are_refused() {
+    let bytes = tiny_as_gguf("llama", "llama", vec![("block_count", Meta::U32(2))]);
+    let error = load(&bytes).unwrap_err().to_string();
+    assert!(
+        error.contains(
+            "model.gguf: tensor blk.2.attn_k.weight is of a layer beyond the 2 of the configuration"
+        ),
+        "{error}"
+    );
+}
+
 /// Types are numbers in the file: 23 is IQ4_XS, 3 is Q4_1, which takes fewer bytes.
 #[test]
 fn unknown_types_and_wrong_sizes_are_named() {
@@ -330,6 +343,8 @@ fn changed_headers_do_no_harm() {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (state >> 8) as usize % below
     };
+    let folder = Folder::new();
+    let path = folder.0.join("model.gguf");
     let mut refused = 0;
     for _ in 0..4000 {
         let mut bytes = good.clone();
@@ -338,6 +353,9 @@ fn changed_headers_do_no_harm() {
             bytes[at] = [0, 1, 0x7f, 0x80, 0xff, next(256) as u8][next(6)];
         }
         refused += usize::from(load(&bytes).is_err());
+        // The same reader, keeping vocabularies.
+        fs::write(&path, &bytes).unwrap();
+        let _ = Metadata::read(&path);
     }
     assert!(refused > 1000, "{refused}");
 }

@@ -235,6 +235,61 @@ fn what_is_wrong_is_named() {
     assert!(error.contains("cannot read /nowhere/model.gguf"), "{error}");
 }
 
+/// Layers beyond the configured ones would be left out, and the answers be those of another model.
+#[test]
+fn layers_beyond_the_configuration_are_refused_by_the_first_tensor() {
+    let (config, tensors) = small_llama();
+    let layer = |number: usize| -> Tensors {
+        let of_first = tensors.iter().filter(|(name, _)| name.starts_with("model.layers.0."));
+        of_first.map(|(name, tensor)| (name.replace(".0.", &format!(".{number}.")), tensor.clone())).collect()
+    };
+    let mut more = tensors.clone();
+    (1..12).for_each(|number| more.extend(layer(number)));
+    let mut with_layers = config.clone();
+    with_layers["num_hidden_layers"] = json!(12);
+    load(&with_layers, &more).unwrap();
+    for (configured, first) in [(1, 1), (2, 2), (9, 9), (10, 10)] {
+        with_layers["num_hidden_layers"] = json!(configured);
+        let folder = Folder::with_model(&with_layers, &more);
+        let error = LoadedModel::load(&folder.0).unwrap_err().to_string();
+        let tensor = format!(
+            "model.safetensors: tensor model.layers.{first}.input_layernorm.weight is of a layer beyond the \
+             {configured} of the configuration"
+        );
+        assert!(error.contains(&tensor), "{error}");
+    }
+
+    // Layers of other parts are no surplus, and other tensors are left out with a warning.
+    let mut others = tensors.clone();
+    for name in ["vision_tower.encoder.layers.7.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"] {
+        others.insert(name.into(), Tensor::zeros(2, DType::F32, &Device::Cpu).unwrap());
+    }
+    load(&config, &others).unwrap();
+}
+
+/// Of several tensors that are missing the first one in the order of layers is named, every time.
+#[test]
+fn the_first_missing_tensor_is_named() {
+    let (config, tensors) = small_llama();
+    let mut twelve = config.clone();
+    twelve["num_hidden_layers"] = json!(12);
+    for _ in 0..4 {
+        let error = load(&twelve, &tensors).unwrap_err().to_string();
+        assert!(error.contains("model.layers.1.input_layernorm.weight is missing"), "{error}");
+    }
+    // By an index that names more than there is.
+    let folder = Folder::with_model(&config, &tensors);
+    let mut map: serde_json::Map<String, Value> =
+        tensors.keys().map(|name| (name.clone(), json!("model.safetensors"))).collect();
+    for layer in [10, 2, 11] {
+        map.insert(format!("model.layers.{layer}.mlp.up_proj.weight"), json!("model.safetensors"));
+    }
+    std::fs::write(folder.0.join("model.safetensors.index.json"), json!({"weight_map": map}).to_string())
+        .unwrap();
+    let error = LoadedModel::load(&folder.0).unwrap_err().to_string();
+    assert!(error.contains("tensor model.layers.2.mlp.up_proj.weight is missing"), "{error}");
+}
+
 #[test]
 fn sixteen_bit_weights_give_the_logits_of_their_values() {
     let (config, tensors) = small_llama();

@@ -18,7 +18,7 @@ use super::names::Names;
 use super::spec::DecoderSpec;
 use crate::config::{CacheSpec, ModelConfig};
 use crate::error::LoadError;
-use crate::weights::{WeightFiles, safetensors};
+use crate::weights::{WeightFiles, layer_order, safetensors};
 use gguf::GgufConfig;
 use hf::HfConfig;
 
@@ -30,6 +30,28 @@ pub(crate) struct Source {
     pub(crate) files: WeightFiles,
     pub(crate) config: ModelConfig,
     pub(crate) eos_token_ids: BTreeSet<u32>,
+}
+
+impl Source {
+    /// Refuses files with more layers than the hyper-parameters say: what would be computed without
+    /// them is another model. (Layers for predicting several tokens at once, which some families put
+    /// behind the last one, are in none of the families here.)
+    fn without_surplus(self) -> Result<Self, LoadError> {
+        let num_layers = self.spec.layers.len();
+        let surplus = self
+            .files
+            .tensors
+            .iter()
+            .filter(|(name, _)| self.names.layer(name).is_some_and(|layer| layer >= num_layers));
+        match surplus.min_by_key(|&(name, _)| layer_order(name)) {
+            None => Ok(self),
+            Some((tensor, entry)) => Err(LoadError::SurplusLayer {
+                path: self.files.file_path(entry).into(),
+                tensor: tensor.clone(),
+                num_layers,
+            }),
+        }
+    }
 }
 
 /// Reads the hyper-parameters of a family.
@@ -93,7 +115,7 @@ pub(crate) fn from_folder(folder: &Path) -> Result<Source, LoadError> {
     let generation_path = folder.join("generation_config.json");
     let generation = if generation_path.is_file() { Some(hf::read_json(&generation_path)?) } else { None };
     let eos_token_ids = super::eos_token_ids(&config.root, generation.as_ref());
-    Ok(Source { spec, names, files, eos_token_ids, config: config.geometry })
+    Source { spec, names, files, eos_token_ids, config: config.geometry }.without_surplus()
 }
 
 /// Text models, and text models inside of multimodal ones in both of their spellings.
@@ -116,7 +138,7 @@ pub(crate) fn from_gguf(path: &Path) -> Result<Source, LoadError> {
     let config = GgufConfig::read(path)?;
     let family = find(GGUF_FAMILIES, &config.architecture, path)?;
     let spec = family(&config)?;
-    Ok(Source {
+    let source = Source {
         names: Names::Gguf { interleaved_heads: config.architecture == "llama" },
         config: ModelConfig::new(
             config.architecture.clone(),
@@ -127,5 +149,6 @@ pub(crate) fn from_gguf(path: &Path) -> Result<Source, LoadError> {
         eos_token_ids: config.eos_token_ids(),
         spec,
         files: config.files,
-    })
+    };
+    source.without_surplus()
 }

@@ -2,14 +2,13 @@
 
 use std::arch::x86_64::{
     __m128i, __m256i, _mm_cvtsi32_si128, _mm_insert_epi32, _mm_loadu_si128, _mm256_and_si256,
-    _mm256_cmpeq_epi16, _mm256_cvtepi8_epi16, _mm256_cvtepu8_epi16, _mm256_cvtph_ps, _mm256_mul_ps,
-    _mm256_or_si256, _mm256_set1_epi16, _mm256_setr_epi16, _mm256_setr_ps, _mm256_srli_epi16,
-    _mm256_storeu_ps,
+    _mm256_cmpeq_epi16, _mm256_cvtepi8_epi16, _mm256_cvtph_ps, _mm256_mul_ps, _mm256_or_si256,
+    _mm256_set1_epi16, _mm256_setr_epi16, _mm256_setr_ps, _mm256_srli_epi16, _mm256_storeu_ps,
 };
 
 use candle_core::quantized::k_quants::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
 
-use super::fixed::{Codes, Second};
+use super::fixed::{Codes, Second, widened};
 
 /// Pairs of `row`: of each block the two f16 that `bits` gives, the second one times `factor`.
 #[inline]
@@ -47,8 +46,19 @@ fn first_halves<T>(block: &T) -> u32 {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn nibbles(at: *const u8) -> [__m256i; 2] {
     // SAFETY: the caller's promise.
-    let bytes = _mm256_cvtepu8_epi16(unsafe { _mm_loadu_si128(at.cast::<__m128i>()) });
+    let bytes = unsafe { widened(at) };
     [_mm256_and_si256(bytes, _mm256_set1_epi16(15)), _mm256_srli_epi16::<4>(bytes)]
+}
+
+/// 16 signed bytes as 16-bit integers.
+///
+/// # Safety
+/// 16 bytes can be read.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn signed(at: *const u8) -> __m256i {
+    // SAFETY: the caller's promise.
+    _mm256_cvtepi8_epi16(unsafe { _mm_loadu_si128(at.cast::<__m128i>()) })
 }
 
 /// 16 bits as 0 or 16 each.
@@ -73,103 +83,41 @@ unsafe fn five_bits(high: *const u8, low: *const u8) -> [__m256i; 2] {
     [_mm256_or_si256(first, fifth_bits(high[0])), _mm256_or_si256(second, fifth_bits(high[1]))]
 }
 
-/// `[d f16][16 bytes of nibbles]`, weight `d * (q - 8)`.
-impl Codes for BlockQ4_0 {
-    const UNITS: usize = 1;
-    const SECOND: Second = Second::Offset;
+/// [`Codes`] of types with one unit a block, each said in four expressions: what the second number of a
+/// pair is; the factor on it; the bits of both numbers; and where the codes of a block at `$at` are.
+macro_rules! one_unit {
+    ($($(#[$layout:meta])+ $block:ident: $second:ident, $factor:literal, $bits:expr, $at:ident => $codes:expr;)+) => {$(
+        $(#[$layout])+
+        impl Codes for $block {
+            const UNITS: usize = 1;
+            const SECOND: Second = Second::$second;
 
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn pairs(row: &[Self], pairs: &mut [f32]) {
-        block_pairs(row, pairs, -8.0, |block| first_half(block) * 0x1_0001);
-    }
+            #[inline]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn pairs(row: &[Self], pairs: &mut [f32]) {
+                block_pairs(row, pairs, $factor, $bits);
+            }
 
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn codes(block: *const Self, _unit: usize) -> [__m256i; 2] {
-        // SAFETY: one block of 18 bytes.
-        unsafe { nibbles(block.cast::<u8>().add(2)) }
-    }
-}
-
-/// `[d f16][m f16][16 bytes of nibbles]`, weight `d * q + m`.
-impl Codes for BlockQ4_1 {
-    const UNITS: usize = 1;
-    const SECOND: Second = Second::Offset;
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn pairs(row: &[Self], pairs: &mut [f32]) {
-        block_pairs(row, pairs, 1.0, first_halves);
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn codes(block: *const Self, _unit: usize) -> [__m256i; 2] {
-        // SAFETY: one block of 20 bytes.
-        unsafe { nibbles(block.cast::<u8>().add(4)) }
-    }
-}
-
-/// `[d f16][32 high bits][16 bytes of nibbles]`, weight `d * (q - 16)`.
-impl Codes for BlockQ5_0 {
-    const UNITS: usize = 1;
-    const SECOND: Second = Second::Offset;
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn pairs(row: &[Self], pairs: &mut [f32]) {
-        block_pairs(row, pairs, -16.0, |block| first_half(block) * 0x1_0001);
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn codes(block: *const Self, _unit: usize) -> [__m256i; 2] {
-        // SAFETY: one block of 22 bytes.
-        unsafe { five_bits(block.cast::<u8>().add(2), block.cast::<u8>().add(6)) }
-    }
-}
-
-/// `[d f16][m f16][32 high bits][16 bytes of nibbles]`, weight `d * q + m`.
-impl Codes for BlockQ5_1 {
-    const UNITS: usize = 1;
-    const SECOND: Second = Second::Offset;
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn pairs(row: &[Self], pairs: &mut [f32]) {
-        block_pairs(row, pairs, 1.0, first_halves);
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn codes(block: *const Self, _unit: usize) -> [__m256i; 2] {
-        // SAFETY: one block of 24 bytes.
-        unsafe { five_bits(block.cast::<u8>().add(4), block.cast::<u8>().add(8)) }
-    }
-}
-
-/// `[d f16][32 i8]`, weight `d * q`.
-impl Codes for BlockQ8_0 {
-    const UNITS: usize = 1;
-    const SECOND: Second = Second::Unused;
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn pairs(row: &[Self], pairs: &mut [f32]) {
-        block_pairs(row, pairs, 1.0, first_half);
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn codes(block: *const Self, _unit: usize) -> [__m256i; 2] {
-        let at = block.cast::<u8>();
-        // SAFETY: one block of 34 bytes.
-        unsafe {
-            [
-                _mm256_cvtepi8_epi16(_mm_loadu_si128(at.add(2).cast())),
-                _mm256_cvtepi8_epi16(_mm_loadu_si128(at.add(18).cast())),
-            ]
+            #[inline]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn codes(block: *const Self, _unit: usize) -> [__m256i; 2] {
+                let $at = block.cast::<u8>();
+                // SAFETY: within one block, whose layout stands above.
+                unsafe { $codes }
+            }
         }
-    }
+    )+};
+}
+
+one_unit! {
+    /// `[d f16][16 bytes of nibbles]`, weight `d * (q - 8)`.
+    BlockQ4_0: Offset, -8.0, |block| first_half(block) * 0x1_0001, at => nibbles(at.add(2));
+    /// `[d f16][m f16][16 bytes of nibbles]`, weight `d * q + m`.
+    BlockQ4_1: Offset, 1.0, first_halves, at => nibbles(at.add(4));
+    /// `[d f16][32 high bits][16 bytes of nibbles]`, weight `d * (q - 16)`.
+    BlockQ5_0: Offset, -16.0, |block| first_half(block) * 0x1_0001, at => five_bits(at.add(2), at.add(6));
+    /// `[d f16][m f16][32 high bits][16 bytes of nibbles]`, weight `d * q + m`.
+    BlockQ5_1: Offset, 1.0, first_halves, at => five_bits(at.add(4), at.add(8));
+    /// `[d f16][32 i8]`, weight `d * q`.
+    BlockQ8_0: Unused, 1.0, first_half, at => [signed(at.add(2)), signed(at.add(18))];
 }

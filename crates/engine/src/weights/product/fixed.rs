@@ -2,9 +2,9 @@
 //! are exact integers, which then are scaled and added up in f32.
 
 use std::arch::x86_64::{
-    __m256, __m256i, _MM_HINT_T1, _mm_prefetch, _mm256_add_epi32, _mm256_add_ps, _mm256_broadcast_ss,
-    _mm256_cvtepi32_ps, _mm256_fmadd_ps, _mm256_load_si256, _mm256_loadu_ps, _mm256_madd_epi16,
-    _mm256_mul_ps, _mm256_setzero_ps, _mm256_storeu_ps,
+    __m128i, __m256, __m256i, _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch, _mm256_add_epi32, _mm256_add_ps,
+    _mm256_broadcast_ss, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi16, _mm256_fmadd_ps, _mm256_load_si256,
+    _mm256_loadu_ps, _mm256_madd_epi16, _mm256_mul_ps, _mm256_setzero_ps, _mm256_storeu_ps,
 };
 
 use candle_core::quantized::k_quants::GgmlType;
@@ -42,6 +42,17 @@ pub(super) trait Codes: GgmlType {
     /// # Safety
     /// At `block` is one, `unit < UNITS`, and the machine has AVX2, FMA and F16C.
     unsafe fn codes(block: *const Self, unit: usize) -> [__m256i; 2];
+}
+
+/// 16 bytes as 16-bit integers.
+///
+/// # Safety
+/// 16 bytes can be read.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn widened(at: *const u8) -> __m256i {
+    // SAFETY: the caller's promise.
+    _mm256_cvtepu8_epi16(unsafe { _mm_loadu_si128(at.cast::<__m128i>()) })
 }
 
 /// # Safety

@@ -1,14 +1,14 @@
 //! Blocks of 256 weights in eight units with scales of their own: Q4_K, Q5_K, Q6_K.
 
 use std::arch::x86_64::{
-    __m128i, __m256i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm256_and_si256, _mm256_cvtepu8_epi16,
-    _mm256_or_si256, _mm256_set1_epi16, _mm256_slli_epi16, _mm256_srl_epi16, _mm256_sub_epi16,
+    __m256i, _mm_cvtsi32_si128, _mm256_and_si256, _mm256_or_si256, _mm256_set1_epi16, _mm256_slli_epi16,
+    _mm256_srl_epi16, _mm256_sub_epi16,
 };
 
 use candle_core::quantized::k_quants::{BlockQ4K, BlockQ5K, BlockQ6K};
 use half::f16;
 
-use super::fixed::{Codes, Second};
+use super::fixed::{Codes, Second, widened};
 
 /// 16 bytes as 16-bit integers, shifted down by `shift` and masked.
 ///
@@ -18,7 +18,7 @@ use super::fixed::{Codes, Second};
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn bits(at: *const u8, shift: usize, mask: i16) -> __m256i {
     // SAFETY: the caller's promise.
-    let bytes = _mm256_cvtepu8_epi16(unsafe { _mm_loadu_si128(at.cast::<__m128i>()) });
+    let bytes = unsafe { widened(at) };
     _mm256_and_si256(_mm256_srl_epi16(bytes, _mm_cvtsi32_si128(shift as i32)), _mm256_set1_epi16(mask))
 }
 

@@ -14,6 +14,7 @@ mod word_values;
 use std::arch::x86_64::*;
 
 use super::block::Words;
+use crate::avx2::{LANES, load, store};
 
 pub(super) use softmax::softmax_step;
 pub(super) use wide::{wide_accumulate, wide_scores};
@@ -21,23 +22,8 @@ pub(super) use widen::{widen_keys, widen_values};
 pub(super) use word_keys::{code_queries, unpack_keys, word_scores};
 pub(super) use word_values::{unpack_values, word_accumulate};
 
-const LANES: usize = 8;
 /// Most query rows that share a load of words.
 const MAX_WORD_ROWS: usize = 4;
-
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn load(x: &[f32; LANES]) -> __m256 {
-    // SAFETY: eight f32 behind the reference; the load needs no alignment.
-    unsafe { _mm256_loadu_ps(x.as_ptr()) }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn store(x: &mut [f32; LANES], v: __m256) {
-    // SAFETY: as load.
-    unsafe { _mm256_storeu_ps(x.as_mut_ptr(), v) }
-}
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]

@@ -10,6 +10,7 @@ mod rotate;
 use std::arch::x86_64::*;
 
 use super::scalar;
+use crate::avx2::{LANES, load, store};
 
 pub(super) use codes::{
     centroid_squares, centroid_values, lloyd_max_codes, min_max, uniform_codes, uniform_values,
@@ -19,22 +20,6 @@ pub(super) use elements::{
 };
 pub(super) use pack::{pack3, pack4, unpack3, unpack4};
 pub(super) use rotate::rotate;
-
-const LANES: usize = 8;
-
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn load(x: &[f32; LANES]) -> __m256 {
-    // SAFETY: eight f32 behind the reference; the load needs no alignment.
-    unsafe { _mm256_loadu_ps(x.as_ptr()) }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn store(x: &mut [f32; LANES], v: __m256) {
-    // SAFETY: as load.
-    unsafe { _mm256_storeu_ps(x.as_mut_ptr(), v) }
-}
 
 /// Lane `i` of the result: byte `i`, widened.
 #[target_feature(enable = "avx2,fma,f16c")]
