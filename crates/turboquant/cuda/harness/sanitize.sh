@@ -4,7 +4,8 @@
 set -u
 kernels=$1 testdata=$2 bad=0
 for tool in memcheck racecheck; do
-    for check in "check_store $kernels $testdata --small" "check_decode $kernels --small"; do
+    for check in "check_store $kernels $testdata --small" "check_decode $kernels --small" \
+        "check_prefill $kernels mma,wgmma 64,128 4bit_nc,fp8 quick"; do
         echo "== $tool: ${check%% *}"
         # shellcheck disable=SC2086
         compute-sanitizer --tool "$tool" --error-exitcode 3 "$kernels"/$check || bad=1

@@ -295,6 +295,9 @@ fn prefill_grid(
         }
     }
     check_softcap(variant, params.softcap)?;
+    if !(params.sm_scale > 0.0 && params.sm_scale.is_finite()) {
+        return refuse("sm_scale", params.sm_scale as i64, "a finite number above 0");
+    }
     if params.num_seqs == 0 && num_tokens > 0 {
         return refuse("num_seqs", 0, "1 or more where there are tokens");
     }
@@ -464,6 +467,8 @@ mod tests {
                 "key_stride 1000, and needs a multiple of 8, 1024",
             ),
             (PrefillParams { value_stride: 1028, ..PREFILL }, "value_stride 1028"),
+            (PrefillParams { sm_scale: -3.0, ..PREFILL }, "sm_scale -3, and needs a finite number above 0"),
+            (PrefillParams { sm_scale: f32::NAN, ..PREFILL }, "sm_scale 0, and needs a finite"),
             (PrefillParams { q: 0x2008, ..PREFILL }, "q 8200, and needs an address"),
             (PrefillParams { page_bytes: 17_150, ..PREFILL }, "page_bytes 17150"),
             (

@@ -524,6 +524,8 @@ mod tests {
             (hopper, k8v4, 256, Wgmma, Why::Wgmma),
             (hopper, fp8, 64, Wgmma, Why::Wgmma),
             (hopper, fp8, 96, Mma, Why::Rows),
+            (hopper, four, 80, Mma, Why::Rows),
+            (hopper, four, 192, Wgmma, Why::Wgmma),
             (hopper, auto, 128, Wgmma, Why::Wgmma),
             (hopper, auto, 256, Mma, Why::Rows),
             (hopper, k8v4, 192, Wgmma, Why::Wgmma),
@@ -556,7 +558,13 @@ mod tests {
             (hopper, four, 512, VariantError::HeadDim { got: 512 }, "the CPU kernels"),
             (hopper, k8v4, 272, VariantError::HeadDim { got: 272 }, "the CPU kernels"),
             (ada, auto, 72, VariantError::HeadDim { got: 72 }, "multiples of 16"),
-            (hopper, four, 96, VariantError::Rotation { got: 96 }, "k8v4"),
+            (
+                hopper,
+                preset(Preset::ThreeBitNc),
+                96,
+                VariantError::ThreeBits { got: 96 },
+                "turboquant_4bit_nc serves",
+            ),
         ];
         for (card, format, head_dim, error, remedy) in refused {
             let shape = PrefillShape { format, head_dim, io: IoDtype::Bf16, alibi: false, softcap: false };
