@@ -23,7 +23,6 @@
 
 namespace tq {
 
-constexpr float LATE_RESCALE = 6.0f; // a score may pass the running maximum by 2^6 before it is moved
 constexpr float P_BITS = 8.0f;       // P carries 2^8, so that fp16 holds it down to 2^-32
 
 // IO: dtype of q and out. BLOCKS: blocks of 8 query rows in a CTA. STAGES: units in flight per warp.

@@ -195,6 +195,11 @@ namespace tq {
 
 // ---- for every card ----
 
+constexpr float LOG2E = 1.4426950408889634f;
+constexpr float LN2 = 0.6931471805599453f;
+constexpr float NEVER = -1e30f;       // running maximum before the first score
+constexpr float LATE_RESCALE = 6.0f;  // a score may pass the running maximum by 2^6 before it is moved
+
 TQ_DEVICE float bf16_to_f32(u16 h) { return __uint_as_float(u32(h) << 16); }
 
 // The stored key norm, 5 exponent and 11 mantissa bits, in the lower or upper half of a word; the

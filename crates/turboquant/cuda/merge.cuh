@@ -9,10 +9,7 @@
 
 namespace tq {
 
-constexpr float LOG2E = 1.4426950408889634f;
-constexpr float LN2 = 0.6931471805599453f;
-constexpr float NEVER = -1e30f;  // running maximum before the first score
-constexpr int GROUP = 8;         // runs whose parts are merged first
+constexpr int GROUP = 8;  // runs whose parts are merged first
 
 // The units of one head and row block of one sequence.
 struct Segment {

@@ -10,10 +10,6 @@
 
 namespace tq {
 
-constexpr float LOG2E = 1.4426950408889634f;
-constexpr float LN2 = 0.6931471805599453f;
-constexpr float NEVER = -1e30f;      // running maximum before the first score
-constexpr float LATE_RESCALE = 6.0f; // a score may pass the running maximum by 2^6 before it is moved
 
 template <class Row_, int IO_, bool SOFTCAP_>
 struct PrefillConfig {
