@@ -101,7 +101,8 @@ pub(crate) struct CacheArgs {
     #[arg(long, value_name = "N")]
     pub(crate) kv_boundary_layers: Option<usize>,
 
-    /// Leave these layers at the model's dtype: numbers from 0, or the word sliding_window.
+    /// Leave these layers at the model's dtype: numbers from 0, or the word sliding_window, with commas or
+    /// spaces between them; what follows and is no layer comes after --.
     #[arg(long, value_name = "LAYERS", num_args = 1.., value_delimiter = ',')]
     pub(crate) kv_cache_dtype_skip_layers: Vec<String>,
 }

@@ -17,6 +17,8 @@ use super::{
     sentence_piece::SentencePiece,
 };
 
+use crate::error::wrong_use;
+
 /// A tokenizer around `M`, with the parts that `tokenizer.json` may name.
 pub(crate) type Around<M> =
     TokenizerImpl<M, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
@@ -68,7 +70,11 @@ impl<'a> GgufVocab<'a> {
         let family = match metadata.text(key)?.with_context(|| missing(key))? {
             "gpt2" => Family::ByteLevel,
             "llama" => Family::SentencePiece,
-            other => bail!("GGUF tokenizer model '{other}' is not supported; only 'gpt2' and 'llama' are"),
+            other => {
+                return Err(wrong_use(format!(
+                    "GGUF tokenizer model '{other}' is not supported; only 'gpt2' and 'llama' are"
+                )));
+            }
         };
         Ok(Self { tokens, types, family })
     }

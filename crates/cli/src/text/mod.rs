@@ -19,6 +19,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use minijinja::Value as JinjaValue;
 use serde_json::Value;
 use tokenizers::ModelWrapper;
+use turboquant_engine::config::parse_json;
 use turboquant_engine::gguf::Metadata;
 
 use self::{
@@ -185,9 +186,7 @@ fn read_json(path: &PathBuf) -> Result<Value> {
         return Ok(Value::Null);
     }
     let text = std::fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))?;
-    // Python writes infinities bare, which JSON does not know; none of the fields read here is one.
-    let text = text.replace("-Infinity", "null").replace("Infinity", "null").replace("NaN", "null");
-    serde_json::from_str(&text).with_context(|| format!("{} is not JSON", path.display()))
+    parse_json(&text).with_context(|| format!("{} cannot be used", path.display()))
 }
 
 /// A special token is written as its text or as an object with a `content`.

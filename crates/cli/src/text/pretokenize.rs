@@ -1,6 +1,6 @@
 //! How byte-level BPE models cut text into words before merging, by the name GGUF files use.
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, anyhow};
 use tokenizers::{
     NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior,
     normalizers::NFC,
@@ -11,6 +11,8 @@ use tokenizers::{
         split::{Split, SplitPattern},
     },
 };
+
+use crate::error::wrong_use;
 
 /// What `tokenizer.ggml.pre` stands for.
 pub(crate) struct PreTokenizerRules {
@@ -45,10 +47,12 @@ pub(crate) fn rules(pre: &str) -> Result<PreTokenizerRules> {
             let first = vec![punctuation, split(GPT2)?, split(r"\p{N}+")?, split("[0-9][0-9][0-9]")?];
             (None, first, false)
         }
-        other => bail!(
-            "pre-tokenizer '{other}' (GGUF key tokenizer.ggml.pre) is not supported; use the model's \
-             folder with its tokenizer.json instead"
-        ),
+        other => {
+            return Err(wrong_use(format!(
+                "pre-tokenizer '{other}' (GGUF key tokenizer.ggml.pre) is not supported; use the model's \
+                 folder with its tokenizer.json instead"
+            )));
+        }
     };
     let byte_level = ByteLevel::new(false, true, false);
     let has_gpt2 = matches!(first.last(), Some(PreTokenizerWrapper::ByteLevel(_)));
@@ -96,5 +100,13 @@ mod tests {
     fn an_unknown_rule_is_refused_by_name() {
         let error = rules("no-such-rule").err().unwrap().to_string();
         assert!(error.contains("no-such-rule"), "{error}");
+    }
+
+    #[test]
+    fn unknown_rules_are_wrong_use() {
+        let error = rules("smollX").err().unwrap().context("model.gguf cannot be used");
+        assert_eq!(crate::error::exit_code(&error), 2);
+        let sentence = crate::error::sentence(&error);
+        assert!(sentence.contains("'smollX'") && sentence.contains("tokenizer.json instead"), "{sentence}");
     }
 }

@@ -7,9 +7,13 @@ use super::ConfigError;
 /// Config files are some kilobytes; what is larger is something else.
 pub(super) const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
-/// Parses `text`. A bare `Infinity`, `-Infinity` or `NaN` becomes the string of that name, so that a
-/// field that holds one is refused where a number is needed, and does no harm elsewhere.
-pub(super) fn parse(text: &str) -> Result<Value, ConfigError> {
+/// Parses a model's JSON file. A bare `Infinity`, `-Infinity` or `NaN`, which Python writes, becomes the
+/// string of that name, so that a field that holds one is refused where a number is needed, and does no
+/// harm elsewhere.
+///
+/// # Errors
+/// Text that is no JSON, or more than 16 MiB of it.
+pub fn parse(text: &str) -> Result<Value, ConfigError> {
     if text.len() as u64 > MAX_CONFIG_BYTES {
         return Err(ConfigError::TooLarge { got: text.len() as u64, limit: MAX_CONFIG_BYTES });
     }

@@ -21,6 +21,7 @@ use turboquant::format::NativeDtype;
 pub use error::ConfigError;
 pub use families::known_model_types;
 use families::{Geometry, Source};
+pub use json::parse as parse_json;
 pub use parameters::ParameterEstimate;
 
 /// Keys and values of one attention layer.

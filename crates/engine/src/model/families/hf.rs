@@ -270,6 +270,6 @@ pub(crate) fn tied(root: &Value, default: bool) -> bool {
 /// Reads a JSON file.
 pub(crate) fn read_json(path: &Path) -> Result<Value, LoadError> {
     let text = std::fs::read_to_string(path).map_err(|source| LoadError::Io { path: path.into(), source })?;
-    serde_json::from_str(&text)
+    crate::config::parse_json(&text)
         .map_err(|error| LoadError::Malformed { path: path.into(), reason: error.to_string() })
 }
