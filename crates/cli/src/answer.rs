@@ -9,7 +9,7 @@ use turboquant_engine::{
     sequence::FinishReason,
 };
 
-use crate::text::{detokenize::TokenBytes, stream::TextStream};
+use crate::text::{detokenize::TokenBytes, stop::StopSet, stream::TextStream};
 
 /// Why an answer ended: "stop" or "length", as the OpenAI API says it.
 pub(crate) type FinishWord = &'static str;
@@ -52,7 +52,7 @@ impl Answer {
     pub(crate) fn new(
         events: RequestStream,
         tokens: Arc<TokenBytes>,
-        stops: Vec<String>,
+        stops: StopSet,
         min_tokens: usize,
     ) -> Self {
         Self { events: Some(events), text: TextStream::new(tokens, stops, min_tokens), completion_tokens: 0 }

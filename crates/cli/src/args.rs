@@ -224,7 +224,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub(crate) max_queued_requests: usize,
     /// Largest request body.
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = byte_size)]
+    #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = byte_size)]
     pub(crate) max_body_size: u64,
 }
 

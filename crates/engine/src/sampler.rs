@@ -7,6 +7,7 @@
 use std::{
     cmp::Ordering,
     collections::{BTreeMap, HashSet},
+    sync::Arc,
 };
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -40,12 +41,12 @@ pub struct SamplingParams {
     pub frequency_penalty: f32,
     /// Start of the random state; `None` draws one.
     pub seed: Option<u64>,
-    /// Tokens that end the text, besides the model's own.
-    pub stop_token_ids: Vec<u32>,
+    /// Tokens that end the text, besides the model's own. Answers to one request share them.
+    pub stop_token_ids: Arc<[u32]>,
     /// Whether to run on past the model's own end-of-sequence tokens.
     pub ignore_eos: bool,
     /// Added to the logits of these tokens.
-    pub logit_bias: Vec<(u32, f32)>,
+    pub logit_bias: Arc<[(u32, f32)]>,
     /// How many likeliest tokens to report beside the chosen one; `None` reports nothing.
     pub logprobs: Option<usize>,
 }
@@ -63,9 +64,9 @@ impl Default for SamplingParams {
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             seed: None,
-            stop_token_ids: Vec::new(),
+            stop_token_ids: Arc::default(),
             ignore_eos: false,
-            logit_bias: Vec::new(),
+            logit_bias: Arc::default(),
             logprobs: None,
         }
     }
@@ -118,10 +119,10 @@ impl SamplingParams {
         check(penalty(self.presence_penalty), "presence_penalty", self.presence_penalty, "from -2 to 2")?;
         check(penalty(self.frequency_penalty), "frequency_penalty", self.frequency_penalty, "from -2 to 2")?;
         let ids = format!("token ids below {vocab_size}");
-        for &id in &self.stop_token_ids {
+        for &id in &*self.stop_token_ids {
             check((id as usize) < vocab_size, "stop_token_ids", id, &ids)?;
         }
-        for &(id, bias) in &self.logit_bias {
+        for &(id, bias) in &*self.logit_bias {
             check((id as usize) < vocab_size, "logit_bias", id, &ids)?;
             check((-100.0..=100.0).contains(&bias), "logit_bias", bias, "from -100 to 100")?;
         }
@@ -169,8 +170,8 @@ pub enum BadLogits {
 pub struct Sampler {
     params: SamplingParams,
     rng: StdRng,
-    /// Tokens that end the text, the model's own included unless ignored.
-    stop_tokens: Vec<u32>,
+    /// The model's own tokens that end the text, unless ignored.
+    eos_token_ids: Vec<u32>,
     /// Only filled when a repetition penalty asks for it.
     prompt_tokens: HashSet<u32>,
     output_counts: BTreeMap<u32, u32>,
@@ -181,13 +182,10 @@ impl Sampler {
     /// The state before the first token. `params` are valid for the model's vocabulary.
     pub fn new(params: SamplingParams, prompt: &[u32], eos_token_ids: &[u32]) -> Self {
         let rng = params.seed.map_or_else(rand::make_rng, StdRng::seed_from_u64);
-        let mut stop_tokens = params.stop_token_ids.clone();
-        if !params.ignore_eos {
-            stop_tokens.extend_from_slice(eos_token_ids);
-        }
+        let eos_token_ids = if params.ignore_eos { Vec::new() } else { eos_token_ids.to_vec() };
         let penalised = params.repetition_penalty != 1.0;
         let prompt_tokens = if penalised { prompt.iter().copied().collect() } else { HashSet::new() };
-        Self { params, rng, stop_tokens, prompt_tokens, output_counts: BTreeMap::new(), num_output: 0 }
+        Self { params, rng, eos_token_ids, prompt_tokens, output_counts: BTreeMap::new(), num_output: 0 }
     }
 
     /// The parameters.
@@ -197,7 +195,11 @@ impl Sampler {
 
     /// Whether `token` ends the text.
     pub fn is_stop_token(&self, token: u32) -> bool {
-        self.stop_tokens.contains(&token)
+        self.stop_tokens().any(|&stop| stop == token)
+    }
+
+    fn stop_tokens(&self) -> impl Iterator<Item = &u32> {
+        self.params.stop_token_ids.iter().chain(&self.eos_token_ids)
     }
 
     /// Tokens chosen so far.
@@ -231,13 +233,13 @@ impl Sampler {
     /// Bias, `min_tokens` and penalties, in place.
     fn adjust(&self, logits: &mut [f32]) {
         let params = &self.params;
-        for &(token, bias) in &params.logit_bias {
+        for &(token, bias) in &*params.logit_bias {
             if let Some(x) = logits.get_mut(token as usize) {
                 *x += bias;
             }
         }
         if self.num_output < params.min_tokens {
-            for &token in &self.stop_tokens {
+            for &token in self.stop_tokens() {
                 if let Some(x) = logits.get_mut(token as usize) {
                     *x = f32::NEG_INFINITY;
                 }

@@ -218,7 +218,7 @@ fn stop_tokens_end_the_answer_and_are_not_part_of_it() {
     };
     let engine = start(100);
     let mut request = greedy(&prompt, 12);
-    request.params.stop_token_ids = vec![stop];
+    request.params.stop_token_ids = [stop].into();
     let (tokens, last) = collect(engine.handle().submit(request).unwrap());
     assert_eq!((tokens, last), (all[..at].to_vec(), finished(at + 1)));
 

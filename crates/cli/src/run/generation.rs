@@ -13,7 +13,12 @@ use turboquant_engine::{
     sampler::SamplingParams,
 };
 
-use crate::{answer::Answer, error::wrong_use, health, text::detokenize::TokenBytes};
+use crate::{
+    answer::Answer,
+    error::wrong_use,
+    health,
+    text::{detokenize::TokenBytes, stop::StopSet},
+};
 
 /// Sums over all answers so far.
 #[derive(Debug, Clone, Default)]
@@ -36,12 +41,12 @@ pub(crate) struct Generator {
     /// Ends with the generator.
     _engine: Engine,
     tokens: Arc<TokenBytes>,
-    stops: Vec<String>,
+    stops: StopSet,
     speed: Speed,
 }
 
 impl Generator {
-    pub(crate) fn new(engine: Engine, tokens: Arc<TokenBytes>, stops: Vec<String>) -> Self {
+    pub(crate) fn new(engine: Engine, tokens: Arc<TokenBytes>, stops: StopSet) -> Self {
         Self { handle: engine.handle(), _engine: engine, tokens, stops, speed: Speed::default() }
     }
 

@@ -20,6 +20,7 @@ use crate::{
     error::wrong_use,
     report::{cache_summary, size},
     setup::{self, Loaded},
+    text::stop::StopSet,
 };
 
 /// Tokens of context that a chat has without `--max-model-len`, if the model was made for as many.
@@ -130,7 +131,7 @@ fn start(args: &RunArgs, loaded: &Loaded, context: usize) -> Result<Session> {
     };
     let engine = setup::start_engine(loaded.runner(&plan)?, config)?;
     let tokens = loaded.text.tokens().clone();
-    let generator = Generator::new(engine, tokens, args.sampling.stop.clone());
+    let generator = Generator::new(engine, tokens, StopSet::new(args.sampling.stop.iter().cloned()));
     Ok(Session { plan, weight_bytes: loaded.model.weights.bytes, generator })
 }
 

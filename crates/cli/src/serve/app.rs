@@ -13,11 +13,7 @@ use turboquant_engine::{
     request::{Request, RequestError},
 };
 
-use super::{
-    error::ApiError,
-    openai::Envelope,
-    request::{Options, PromptInput},
-};
+use super::{error::ApiError, openai::Envelope, request::Options, values::PromptInput};
 use crate::{answer::Answer, text::TextModel};
 
 /// The served model.
@@ -62,19 +58,24 @@ impl App {
     pub(crate) fn encode_prompt(&self, prompt: &PromptInput) -> Result<Vec<u32>, ApiError> {
         match prompt {
             PromptInput::Text(text) => self.encode(text, false),
+            PromptInput::Tokens(ids) if ids.len() > self.max_model_len() => Err(ApiError::context_length(
+                self.max_model_len(),
+                &format!("the prompt has {} tokens", ids.len()),
+            )),
             PromptInput::Tokens(ids) => Ok(ids.clone()),
         }
     }
 
     /// Refuses what would find no room even in an empty queue.
-    pub(crate) fn check_answers(&self, answers: usize) -> Result<(), ApiError> {
+    pub(crate) fn check_answers(&self, num_prompts: usize, n: usize) -> Result<(), ApiError> {
+        let answers = num_prompts.saturating_mul(n);
         let most = self.engine.max_requests();
         if answers <= most {
             return Ok(());
         }
         let message =
             format!("The request asks for {answers} answers at once, this server takes {most} at most.");
-        Err(ApiError::invalid_param("n", message))
+        Err(ApiError::invalid_param(if n == 1 { "prompt" } else { "n" }, message))
     }
 
     /// Queues `options.n` answers to `prompt`.

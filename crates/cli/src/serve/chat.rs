@@ -38,7 +38,7 @@ pub(crate) async fn handle(app: Arc<App>, body: Vec<u8>) -> Result<Response, Api
         })
         .await?
     };
-    app.check_answers(request.options.n)?;
+    app.check_answers(1, request.options.n)?;
     let answers = app.submit(&prompt, &request.options)?;
     let tokens = Arc::clone(app.text.tokens());
     if request.options.stream {

@@ -11,8 +11,9 @@ use super::{
     app::App,
     error::ApiError,
     openai::{CompletionChoice, CompletionLogprobs, Envelope, TokenLogprob, Usage},
-    request::{CompletionRequest, PromptInput},
+    request::CompletionRequest,
     stream::{self, Chunks},
+    values::PromptInput,
 };
 use crate::{
     answer::{Answer, FinishWord, Piece, ScoredToken},
@@ -33,7 +34,7 @@ pub(crate) async fn handle(app: Arc<App>, body: Vec<u8>) -> Result<Response, Api
         })
         .await?
     };
-    app.check_answers(prompts.len().saturating_mul(request.options.n))?;
+    app.check_answers(prompts.len(), request.options.n)?;
     let tokens = app.text.tokens();
     let mut answers = Vec::new();
     let mut writers = Vec::new();

@@ -9,6 +9,9 @@ mod openai;
 mod request;
 mod router;
 mod stream;
+#[cfg(test)]
+mod tests;
+mod values;
 
 use std::{
     io::{self, Write},

@@ -7,41 +7,18 @@ use std::collections::BTreeMap;
 use minijinja::Value as JinjaValue;
 use serde::{Deserialize, Serialize};
 
+use super::values::Content;
 use crate::text::detokenize::TokenBytes;
-
-/// One value or a list of them.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(untagged, expecting = "it must be a text or a list of texts")]
-pub(crate) enum OneOrMany<T> {
-    One(T),
-    Many(Vec<T>),
-}
-
-impl<T> OneOrMany<T> {
-    pub(crate) fn into_vec(self) -> Vec<T> {
-        match self {
-            Self::One(value) => vec![value],
-            Self::Many(values) => values,
-        }
-    }
-}
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct StreamOptions {
     pub(crate) include_usage: Option<bool>,
 }
 
-/// Text or token ids, one prompt or several.
 #[derive(Debug, Deserialize)]
-#[serde(
-    untagged,
-    expecting = "it must be a text, a list of texts, a list of token ids or a list of such lists"
-)]
-pub(crate) enum Prompt {
-    Text(String),
-    Texts(Vec<String>),
-    Tokens(Vec<u32>),
-    TokenLists(Vec<Vec<u32>>),
+pub(crate) struct ResponseFormat {
+    #[serde(rename = "type")]
+    pub(crate) kind: Option<String>,
 }
 
 /// One message of a chat.
@@ -52,13 +29,6 @@ pub(crate) struct ChatMessage {
     pub(crate) name: Option<String>,
     pub(crate) tool_calls: Option<Vec<JinjaValue>>,
     pub(crate) tool_call_id: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "the content of a message must be a text or a list of parts")]
-pub(crate) enum Content {
-    Text(String),
-    Parts(Vec<ContentPart>),
 }
 
 #[derive(Debug, Deserialize)]

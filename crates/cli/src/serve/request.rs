@@ -1,18 +1,19 @@
 //! Requests from the wire, checked and turned into what the engine and the text side need.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 use minijinja::Value as JinjaValue;
+use serde::de::{Deserialize, Deserializer, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 use turboquant_engine::sampler::SamplingParams;
 
 use super::{
     error::ApiError,
-    fields::Fields,
-    openai::{ChatMessage, Content, OneOrMany, Prompt, StreamOptions},
+    fields::{Fields, Unsupported},
+    openai::{ChatMessage, ResponseFormat, StreamOptions},
+    values::{self, Content, MAX_CHOICES, PromptInput, Prompts, StopTokenIds, Stops},
 };
-
-/// Most answers that one request may ask for.
-const MAX_CHOICES: usize = 128;
+use crate::text::stop::StopSet;
 
 /// What both endpoints have in common.
 #[derive(Debug)]
@@ -22,7 +23,7 @@ pub(crate) struct Options {
     /// Of the first answer; the seeds of the others follow on.
     pub(crate) params: SamplingParams,
     /// Texts that end an answer.
-    pub(crate) stops: Vec<String>,
+    pub(crate) stops: StopSet,
     pub(crate) stream: bool,
     /// An event with the usage at the end of a stream.
     pub(crate) include_usage: bool,
@@ -37,13 +38,6 @@ pub(crate) struct CompletionRequest {
     pub(crate) echo: bool,
 }
 
-/// One prompt of a completion.
-#[derive(Debug)]
-pub(crate) enum PromptInput {
-    Text(String),
-    Tokens(Vec<u32>),
-}
-
 /// `POST /v1/chat/completions`
 #[derive(Debug)]
 pub(crate) struct ChatRequest {
@@ -53,43 +47,87 @@ pub(crate) struct ChatRequest {
     pub(crate) tools: Option<JinjaValue>,
 }
 
-const UNSUPPORTED: [(&str, &str); 20] = [
-    ("best_of", "ask for `n` answers and choose among them"),
-    ("suffix", "only text after the prompt is generated"),
-    ("functions", "use `tools`"),
-    ("function_call", "use `tools`"),
-    ("audio", "this server generates text only"),
-    ("use_beam_search", "answers are sampled"),
-    ("prompt_logprobs", "only generated tokens have log-probabilities"),
-    ("guided_json", "answers are not constrained to a grammar"),
-    ("guided_regex", "answers are not constrained to a grammar"),
-    ("guided_choice", "answers are not constrained to a grammar"),
-    ("guided_grammar", "answers are not constrained to a grammar"),
-    ("allowed_token_ids", "use `logit_bias`"),
-    ("bad_words", "use `logit_bias`"),
-    ("include_stop_str_in_output", "answers end before a stop string"),
-    ("length_penalty", "there is no beam search"),
-    ("truncate_prompt_tokens", "prompts are taken whole or refused"),
-    ("continue_final_message", "every answer is a new message"),
-    ("chat_template", "the model's own is used"),
-    ("documents", "put them into a message"),
-    ("structured_outputs", "answers are not constrained to a grammar"),
+/// The fields that are read by either endpoint, beside those of [`UNSUPPORTED`].
+const FIELDS: [&str; 27] = [
+    "model",
+    "prompt",
+    "echo",
+    "messages",
+    "tools",
+    "tool_choice",
+    "max_tokens",
+    "max_completion_tokens",
+    "min_tokens",
+    "n",
+    "stream",
+    "stream_options",
+    "response_format",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "logit_bias",
+    "logprobs",
+    "top_logprobs",
 ];
+
+const NO_GRAMMAR: &str = "answers are not constrained to a grammar";
+
+/// The README has the same table.
+pub(super) const UNSUPPORTED: [Unsupported; 20] = [
+    unsupported("best_of", &["1"], "ask for `n` answers and choose among them"),
+    unsupported("suffix", &["\"\""], "only text after the prompt is generated"),
+    unsupported("functions", &["[]"], "use `tools`"),
+    unsupported("function_call", &["\"none\"", "\"auto\""], "use `tools`"),
+    unsupported("audio", &[], "this server generates text only"),
+    unsupported("use_beam_search", &["false"], "answers are sampled"),
+    unsupported("prompt_logprobs", &[], "only generated tokens have log-probabilities"),
+    unsupported("guided_json", &[], NO_GRAMMAR),
+    unsupported("guided_regex", &[], NO_GRAMMAR),
+    unsupported("guided_choice", &[], NO_GRAMMAR),
+    unsupported("guided_grammar", &[], NO_GRAMMAR),
+    unsupported("structured_outputs", &[], NO_GRAMMAR),
+    unsupported("allowed_token_ids", &[], "use `logit_bias`"),
+    unsupported("bad_words", &["[]"], "use `logit_bias`"),
+    unsupported("include_stop_str_in_output", &["false"], "answers end before a stop string"),
+    unsupported("length_penalty", &["1"], "there is no beam search"),
+    unsupported("truncate_prompt_tokens", &[], "prompts are taken whole or refused"),
+    unsupported("continue_final_message", &["false"], "every answer is a new message"),
+    unsupported("chat_template", &[], "the model's own is used"),
+    unsupported("documents", &["[]"], "put them into a message"),
+];
+
+const fn unsupported(
+    name: &'static str,
+    harmless: &'static [&'static str],
+    reason: &'static str,
+) -> Unsupported {
+    Unsupported { name, harmless, reason }
+}
+
+/// Our own copy of the name of a field that is read.
+fn known(name: &str) -> Option<&'static str> {
+    FIELDS.into_iter().chain(UNSUPPORTED.iter().map(|field| field.name)).find(|known| *known == name)
+}
 
 impl CompletionRequest {
     pub(crate) fn parse(body: &[u8], served: &str) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+        let mut fields = Fields::parse(body, known)?;
         check_model(&mut fields, served)?;
-        let prompts = match fields.take("prompt")? {
-            None => return Err(ApiError::invalid_param("prompt", "The field `prompt` is missing.")),
-            Some(Prompt::Text(text)) => vec![PromptInput::Text(text)],
-            Some(Prompt::Texts(texts)) => texts.into_iter().map(PromptInput::Text).collect(),
-            Some(Prompt::Tokens(ids)) => vec![PromptInput::Tokens(ids)],
-            Some(Prompt::TokenLists(lists)) => lists.into_iter().map(PromptInput::Tokens).collect(),
+        let Some(Prompts(prompts)) = fields.take("prompt")? else {
+            return Err(ApiError::invalid_param("prompt", "The field `prompt` is missing."));
         };
         if prompts.is_empty() {
             return Err(ApiError::invalid_param("prompt", "The field `prompt` is an empty list."));
         }
+        check_tool_choice(&mut fields)?;
         let echo = fields.take("echo")?.unwrap_or(false);
         let logprobs = fields.take_count("logprobs", 0)?;
         if echo && logprobs.is_some() {
@@ -105,29 +143,18 @@ impl CompletionRequest {
 
 impl ChatRequest {
     pub(crate) fn parse(body: &[u8], served: &str) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+        let mut fields = Fields::parse(body, known)?;
         check_model(&mut fields, served)?;
-        let messages: Vec<ChatMessage> = fields.take("messages")?.unwrap_or_default();
+        let messages = fields.take("messages")?.map_or(Ok(Vec::new()), |Messages(messages)| messages)?;
         if messages.is_empty() {
             return Err(ApiError::invalid_param(
                 "messages",
                 "The field `messages` needs at least one message.",
             ));
         }
-        let messages = messages
-            .into_iter()
-            .enumerate()
-            .map(|(i, m)| template_message(i, m))
-            .collect::<Result<_, _>>()?;
         let tools: Option<Vec<JinjaValue>> = fields.take("tools")?;
-        let tool_choice: Option<JinjaValue> = fields.take("tool_choice")?;
-        let without_tools = tool_choice.as_ref().is_some_and(|choice| choice.as_str() == Some("none"));
-        if tool_choice.is_some_and(|choice| !matches!(choice.as_str(), Some("none" | "auto"))) {
-            let message =
-                "The field `tool_choice` must be \"none\" or \"auto\": tool calls cannot be forced.";
-            return Err(ApiError::unsupported("tool_choice", message));
-        }
-        let tools = tools.filter(|tools| !tools.is_empty() && !without_tools).map(JinjaValue::from);
+        let wanted = check_tool_choice(&mut fields)?;
+        let tools = tools.filter(|tools| !tools.is_empty() && wanted).map(JinjaValue::from);
         let logprobs = fields.take("logprobs")?.unwrap_or(false);
         let top_logprobs = fields.take_count("top_logprobs", 0)?;
         if top_logprobs.is_some() && !logprobs {
@@ -143,19 +170,35 @@ impl ChatRequest {
 }
 
 /// A missing name means the one model there is.
-fn check_model(fields: &mut Fields, served: &str) -> Result<(), ApiError> {
+fn check_model(fields: &mut Fields<'_>, served: &str) -> Result<(), ApiError> {
     match fields.take::<String>("model")? {
         Some(asked) if asked != served => Err(ApiError::no_such_model(&asked, served)),
         _ => Ok(()),
     }
 }
 
+/// Whether tools are wanted.
+fn check_tool_choice(fields: &mut Fields<'_>) -> Result<bool, ApiError> {
+    match fields.take::<&RawValue>("tool_choice")?.map(RawValue::get) {
+        None | Some("\"auto\"") => Ok(true),
+        Some("\"none\"") => Ok(false),
+        Some(_) => {
+            let message =
+                "The field `tool_choice` must be \"none\" or \"auto\": tool calls cannot be forced.";
+            Err(ApiError::unsupported("tool_choice", message))
+        }
+    }
+}
+
 impl Options {
-    fn parse(fields: &mut Fields, max_tokens: Option<usize>, num_prompts: usize) -> Result<Self, ApiError> {
+    fn parse(
+        fields: &mut Fields<'_>,
+        max_tokens: Option<usize>,
+        num_prompts: usize,
+    ) -> Result<Self, ApiError> {
         fields.refuse(&UNSUPPORTED)?;
-        if let Some(format) = fields.take::<BTreeMap<String, JinjaValue>>("response_format")?
-            && format.get("type").is_none_or(|kind| kind.as_str() != Some("text"))
-        {
+        let format: Option<ResponseFormat> = fields.take("response_format")?;
+        if format.is_some_and(|format| format.kind.as_deref() != Some("text")) {
             let message = "The field `response_format` must have the type \"text\": answers are not \
                            constrained to a grammar.";
             return Err(ApiError::unsupported("response_format", message));
@@ -171,16 +214,10 @@ impl Options {
             let message = format!("The request asks for more than {MAX_CHOICES} answers at once.");
             return Err(ApiError::invalid_param("n", message));
         }
-        let stops: Option<OneOrMany<String>> = fields.take("stop")?;
+        let stops = fields.take("stop")?.map_or_else(StopSet::default, |Stops(stops)| stops);
+        let stop_token_ids = fields.take("stop_token_ids")?.map_or_else(Vec::new, |StopTokenIds(ids)| ids);
         let defaults = SamplingParams::default();
-        let logit_bias: BTreeMap<String, f32> = fields.take("logit_bias")?.unwrap_or_default();
-        let logit_bias = logit_bias.into_iter().map(|(id, bias)| match id.parse() {
-            Ok(id) => Ok((id, bias)),
-            Err(_) => Err(ApiError::invalid_param(
-                "logit_bias",
-                format!("The keys of `logit_bias` are token ids, `{id}` is none."),
-            )),
-        });
+        let logit_bias: BTreeMap<u32, f32> = fields.take("logit_bias")?.unwrap_or_default();
         let params = SamplingParams {
             max_tokens,
             min_tokens: fields.take_count("min_tokens", 0)?.unwrap_or(0),
@@ -193,15 +230,15 @@ impl Options {
             presence_penalty: fields.take("presence_penalty")?.unwrap_or(defaults.presence_penalty),
             frequency_penalty: fields.take("frequency_penalty")?.unwrap_or(defaults.frequency_penalty),
             seed: fields.take::<i64>("seed")?.map(i64::cast_unsigned),
-            stop_token_ids: fields.take("stop_token_ids")?.unwrap_or_default(),
+            stop_token_ids: stop_token_ids.into(),
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
-            logit_bias: logit_bias.collect::<Result<_, _>>()?,
+            logit_bias: logit_bias.into_iter().collect(),
             logprobs: None,
         };
         Ok(Self {
             n,
             params,
-            stops: stops.map(OneOrMany::into_vec).unwrap_or_default(),
+            stops,
             stream,
             include_usage: stream_options.and_then(|options| options.include_usage).unwrap_or(false),
         })
@@ -212,6 +249,39 @@ fn top_k(k: i64) -> Result<usize, ApiError> {
     usize::try_from(if k == -1 { 0 } else { k }).map_err(|_| {
         ApiError::invalid_param("top_k", format!("The field `top_k` is {k}, must be at least -1."))
     })
+}
+
+/// The messages of a chat as templates expect them, or what is wrong with the first wrong one.
+struct Messages(Result<Vec<JinjaValue>, ApiError>);
+
+impl<'de> Deserialize<'de> for Messages {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(MessagesVisitor)
+    }
+}
+
+struct MessagesVisitor;
+
+impl<'de> Visitor<'de> for MessagesVisitor {
+    type Value = Messages;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of messages")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Messages, A::Error> {
+        let mut messages = Vec::new();
+        while let Some(message) = list.next_element::<ChatMessage>()? {
+            match template_message(messages.len(), message) {
+                Ok(message) => messages.push(message),
+                Err(error) => {
+                    values::skip_rest(list)?;
+                    return Ok(Messages(Err(error)));
+                }
+            }
+        }
+        Ok(Messages(Ok(messages)))
+    }
 }
 
 /// A message as templates expect it: a role, text, and tool calls with their arguments parsed.
@@ -229,8 +299,9 @@ fn template_message(index: usize, message: ChatMessage) -> Result<JinjaValue, Ap
     };
     let tool_calls = message.tool_calls.filter(|calls| !calls.is_empty());
     let content = match message.content {
-        Some(content) => {
-            text_of(content).map_err(|(part, problem)| invalid(&format!(".content[{part}]"), &problem))?
+        Some(Content::Text(text)) => text,
+        Some(Content::NoText(part, problem)) => {
+            return Err(invalid(&format!(".content[{part}]"), &problem));
         }
         None if tool_calls.is_some() => String::new(),
         None if role == "assistant" => return Err(invalid("", "has neither content nor tool_calls")),
@@ -244,20 +315,6 @@ fn template_message(index: usize, message: ChatMessage) -> Result<JinjaValue, Ap
         fields.push(("tool_calls", JinjaValue::from(calls)));
     }
     Ok(JinjaValue::from_pairs(fields))
-}
-
-/// Text parts become one text, on lines of their own. The error is a part's index and what is wrong.
-fn text_of(content: Content) -> Result<String, (usize, String)> {
-    let parts = match content {
-        Content::Text(text) => return Ok(text),
-        Content::Parts(parts) => parts,
-    };
-    let texts = parts.into_iter().enumerate().map(|(index, part)| match (part.kind.as_deref(), part.text) {
-        (Some("text") | None, Some(text)) => Ok(text),
-        (Some("text") | None, None) => Err((index, "has no text".to_owned())),
-        (Some(other), _) => Err((index, format!("is of type {other}, but this model reads text only"))),
-    });
-    Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 
 /// Clients send the arguments of a call as a string with JSON inside; templates want the object.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     detokenize::{TokenBytes, Utf8Assembler},
-    stop::StopStrings,
+    stop::{StopSet, StopStrings},
 };
 
 /// Detokenizer and stop strings of one sequence.
@@ -18,7 +18,7 @@ pub(crate) struct TextStream {
 
 impl TextStream {
     /// A new sequence that ends at any of `stops`, which are looked for after `min_tokens` tokens.
-    pub(crate) fn new(tokens: Arc<TokenBytes>, stops: Vec<String>, min_tokens: usize) -> Self {
+    pub(crate) fn new(tokens: Arc<TokenBytes>, stops: StopSet, min_tokens: usize) -> Self {
         let (utf8, stops) = (Utf8Assembler::default(), StopStrings::new(stops));
         Self { tokens, utf8, stops, unsearched: min_tokens }
     }
@@ -81,7 +81,7 @@ mod tests {
     /// Feeds `pieces` one by one and as one; returns the text of both ways and whether it stopped.
     fn drive(pieces: &[Vec<u8>], stops: &[String]) -> (String, bool) {
         let no_tokens = Arc::new(TokenBytes::empty());
-        let mut stream = TextStream::new(no_tokens, stops.to_vec(), 0);
+        let mut stream = TextStream::new(no_tokens, StopSet::new(stops.to_vec()), 0);
         let mut text = String::new();
         for piece in pieces {
             if stream.push_bytes(piece, &mut text) {
@@ -127,7 +127,8 @@ mod tests {
 
     #[test]
     fn stop_strings_are_looked_for_after_min_tokens() {
-        let mut stream = TextStream::new(Arc::new(TokenBytes::empty()), vec!["b".to_owned()], 2);
+        let stops = StopSet::new(["b".to_owned()]);
+        let mut stream = TextStream::new(Arc::new(TokenBytes::empty()), stops, 2);
         let mut text = String::new();
         assert!(!stream.push_bytes(b"ab", &mut text));
         assert!(!stream.push_bytes(b"cb", &mut text));

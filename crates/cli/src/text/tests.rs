@@ -1,6 +1,6 @@
 use std::path::PathBuf;
 
-use super::{stream::TextStream, *};
+use super::{stop::StopSet, stream::TextStream, *};
 
 /// Token ids that llama.cpp's own tokenizer tests expect, for a folder of its vocabulary files
 /// (`ggml-vocab-*.gguf` with `.inp` and `.out` beside them). They are not in this repository: run
@@ -189,7 +189,7 @@ fn check_golden(model: &str, golden: &str) {
     let text = TextModel::load(&path).unwrap();
     for row in golden.rows {
         assert_eq!(text.encode(&row.text).unwrap(), row.ids, "{:?}", row.text);
-        let mut stream = TextStream::new(text.tokens().clone(), Vec::new(), 0);
+        let mut stream = TextStream::new(text.tokens().clone(), StopSet::default(), 0);
         let mut pieces = String::new();
         for &id in &row.ids {
             assert!(!stream.push(id, &mut pieces));

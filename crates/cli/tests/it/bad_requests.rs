@@ -196,3 +196,38 @@ fn what_is_out_of_range_or_not_supported_is_named() {
     assert_eq!((status, &answer["error"]["param"]), (400, &json!("messages[0].content[0]")), "{answer}");
     assert_eq!(server.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 1})).0, 200);
 }
+
+/// A body of about `bytes` that repeats `entry` (which ends with a comma) between `head` and `tail`.
+fn filled(bytes: usize, head: &str, entry: &str, tail: &str) -> Vec<u8> {
+    [head, &entry.repeat(bytes / entry.len()), tail].concat().into_bytes()
+}
+
+#[test]
+fn large_bodies_cost_memory_in_proportion() {
+    let (_folder, model) = tiny_model("large-bodies");
+    let server = Server::start(&model, &["--max-body-size", "4MiB"]);
+    let rows = [
+        (400, "prompt", r#"{"prompt":["#, "1,", "1]}"),
+        (400, "prompt", r#"{"prompt":["#, "\"a\",", "\"a\"]}"),
+        (400, "prompt", r#"{"prompt":["#, "[],", "[]]}"),
+        (400, "stop", r#"{"prompt":"a","stop":["#, "\"a\",", "\"a\"]}"),
+        (400, "stop_token_ids", r#"{"prompt":"a","stop_token_ids":["#, "1,", "1]}"),
+        (400, "guided_json", r#"{"prompt":"a","guided_json":["#, "{},", "{}]}"),
+        (400, "tool_choice", r#"{"prompt":"a","tool_choice":["#, "{},", "{}]}"),
+        (200, "", r#"{"prompt":"a","max_tokens":1,"x":["#, "{},", "{}]}"),
+        (400, "messages[0].role", r#"{"messages":["#, "{},", "{}]}"),
+        (400, "messages[0].content[0]", r#"{"messages":[{"role":"user","content":["#, "{},", "{}]}]}"),
+    ];
+    for (expected, param, head, entry, tail) in rows {
+        let path = if param.starts_with("messages") { "/v1/chat/completions" } else { "/v1/completions" };
+        let body = filled((4 << 20) - 100, head, entry, tail);
+        let (status, answer) = send(&server, path, &body);
+        assert_eq!(status, expected, "{head}: {answer}");
+        let blamed = answer["error"]["param"].as_str();
+        let context = answer["error"]["code"] == "context_length_exceeded";
+        assert!(status == 200 || context || blamed == Some(param), "{head}: {answer}");
+        // The body as it came, and token ids of four bytes for every two of text; lists grow by doubling.
+        let peak = server.peak_memory();
+        assert!(peak < (16 + 6 * 4) << 10, "{head}: {peak} KiB");
+    }
+}

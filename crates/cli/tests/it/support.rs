@@ -124,6 +124,13 @@ impl Server {
         http::post(&self.address, path, body).json()
     }
 
+    /// Most memory that the process has taken so far, in KiB.
+    pub(crate) fn peak_memory(&self) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
     /// The counters of `/health`.
     pub(crate) fn health(&self) -> Value {
         let (status, health) = http::get(&self.address, "/health").json();

@@ -122,7 +122,7 @@ proptest::proptest! {
             repetition_penalty: penalties.0,
             presence_penalty: penalties.1,
             frequency_penalty: penalties.2,
-            logit_bias: bias,
+            logit_bias: bias.into(),
             seed: Some(seed),
             logprobs: Some(3),
             ..SamplingParams::default()
@@ -207,9 +207,9 @@ fn penalties_count_what_was_sampled() {
 
 #[test]
 fn bias_and_min_tokens() {
-    let params = SamplingParams { logit_bias: vec![(2, 5.0)], ..greedy() };
+    let params = SamplingParams { logit_bias: Arc::from([(2, 5.0)]), ..greedy() };
     assert_eq!(sampler(params).sample(&mut [1.0, 2.0, 0.0]).unwrap().token, 2);
-    let params = SamplingParams { min_tokens: 2, stop_token_ids: vec![1], ..greedy() };
+    let params = SamplingParams { min_tokens: 2, stop_token_ids: Arc::from([1]), ..greedy() };
     let mut state = Sampler::new(params.clone(), &[], &[2]);
     let tokens: Vec<u32> = (0..3).map(|_| state.sample(&mut [0.0, 1.0, 2.0]).unwrap().token).collect();
     assert_eq!(tokens, [0, 0, 2]);
@@ -224,7 +224,7 @@ fn logprobs_are_of_the_raw_logits() {
     let params = SamplingParams {
         logprobs: Some(2),
         temperature: 0.0,
-        logit_bias: vec![(0, 100.0)],
+        logit_bias: Arc::from([(0, 100.0)]),
         ..SamplingParams::default()
     };
     let sampled = sampler(params).sample(&mut known()).unwrap();
@@ -246,7 +246,8 @@ fn logits_that_are_no_numbers_are_refused_and_leave_the_state() {
     assert!(state.sample(&mut [f32::INFINITY, 0.0]).is_err());
     assert_eq!(state.sample(&mut [f32::NEG_INFINITY; 3]), Err(BadLogits::NothingLeft));
     assert_eq!(state.num_output(), 0);
-    let mut state = sampler(SamplingParams { min_tokens: 1, stop_token_ids: vec![0], ..Default::default() });
+    let mut state =
+        sampler(SamplingParams { min_tokens: 1, stop_token_ids: Arc::from([0]), ..Default::default() });
     assert_eq!(state.sample(&mut [1.0]), Err(BadLogits::NothingLeft));
     assert_eq!(state.sample(&mut []), Err(BadLogits::NothingLeft));
 }
@@ -290,15 +291,15 @@ fn parameters_out_of_range_name_field_and_range() {
             "frequency_penalty is inf, must be from -2 to 2",
         ),
         (
-            SamplingParams { stop_token_ids: vec![3, 100], ..base.clone() },
+            SamplingParams { stop_token_ids: Arc::from([3, 100]), ..base.clone() },
             "stop_token_ids is 100, must be token ids below 100",
         ),
         (
-            SamplingParams { logit_bias: vec![(100, 0.0)], ..base.clone() },
+            SamplingParams { logit_bias: Arc::from([(100, 0.0)]), ..base.clone() },
             "logit_bias is 100, must be token ids below 100",
         ),
         (
-            SamplingParams { logit_bias: vec![(1, 101.0)], ..base.clone() },
+            SamplingParams { logit_bias: Arc::from([(1, 101.0)]), ..base.clone() },
             "logit_bias is 101, must be from -100 to 100",
         ),
         (SamplingParams { logprobs: Some(21), ..base.clone() }, "logprobs is 21, must be from 0 to 20"),
