@@ -374,52 +374,45 @@ impl Variant {
 
     /// The whole source as one text; needs no include path.
     pub fn source(&self) -> String {
+        let every = [
+            include_str!("../../cuda/gpu.cuh"),
+            include_str!("../../cuda/layout.cuh"),
+            include_str!("../../cuda/params.cuh"),
+            include_str!("../../cuda/rotate.cuh"),
+        ];
+        let (rows, prefill) = (include_str!("../../cuda/rows.cuh"), include_str!("../../cuda/prefill.cuh"));
         let parts: &[&str] = match self {
             Variant::Decode { .. } => &[
-                include_str!("../../cuda/gpu.cuh"),
-                include_str!("../../cuda/layout.cuh"),
-                include_str!("../../cuda/params.cuh"),
-                include_str!("../../cuda/rotate.cuh"),
-                include_str!("../../cuda/rows.cuh"),
+                rows,
                 include_str!("../../cuda/ring.cuh"),
                 include_str!("../../cuda/merge.cuh"),
                 include_str!("../../cuda/decode.cuh"),
                 include_str!("../../cuda/decode.cu"),
             ],
-            Variant::Store { .. } => &[
-                include_str!("../../cuda/gpu.cuh"),
-                include_str!("../../cuda/layout.cuh"),
-                include_str!("../../cuda/params.cuh"),
-                include_str!("../../cuda/rotate.cuh"),
-                include_str!("../../cuda/store.cuh"),
-                include_str!("../../cuda/store.cu"),
-            ],
+            Variant::Store { .. } => {
+                &[include_str!("../../cuda/store.cuh"), include_str!("../../cuda/store.cu")]
+            }
             Variant::Prefill { path: PrefillPath::Mma, .. } => &[
-                include_str!("../../cuda/gpu.cuh"),
-                include_str!("../../cuda/layout.cuh"),
-                include_str!("../../cuda/params.cuh"),
-                include_str!("../../cuda/rotate.cuh"),
-                include_str!("../../cuda/rows.cuh"),
-                include_str!("../../cuda/ring.cuh"),
-                include_str!("../../cuda/prefill.cuh"),
+                rows,
+                prefill,
                 include_str!("../../cuda/prefill_mma.cuh"),
                 include_str!("../../cuda/prefill_mma.cu"),
             ],
             Variant::Prefill { path: PrefillPath::Wgmma, .. } => &[
-                include_str!("../../cuda/gpu.cuh"),
-                include_str!("../../cuda/layout.cuh"),
-                include_str!("../../cuda/params.cuh"),
-                include_str!("../../cuda/rotate.cuh"),
-                include_str!("../../cuda/rows.cuh"),
-                include_str!("../../cuda/ring.cuh"),
-                include_str!("../../cuda/prefill.cuh"),
+                rows,
+                prefill,
                 include_str!("../../cuda/wgmma.cuh"),
                 include_str!("../../cuda/prefill_wgmma.cuh"),
                 include_str!("../../cuda/prefill_wgmma.cu"),
             ],
         };
         let own = |line: &&str| !line.starts_with("#include") && !line.starts_with("#pragma once");
-        parts.iter().flat_map(|part| part.lines().filter(own)).flat_map(|line| [line, "\n"]).collect()
+        every
+            .iter()
+            .chain(parts)
+            .flat_map(|part| part.lines().filter(own))
+            .flat_map(|line| [line, "\n"])
+            .collect()
     }
 }
 
