@@ -53,7 +53,7 @@ static_assert(Config::SHARED_BYTES <= CTA_BUDGET, "two stages of one warp must f
 // What a launch needs to know: threads, dynamic shared bytes, query rows of a block, CTAs of a
 // multiprocessor, floats of a part, stages.
 extern "C" __device__ const int turboquant_decode_info[6] = {
-    Config::THREADS, Config::SHARED_BYTES, Config::ROWS, TQ_CTAS, Config::ROWS * (Config::D + 2), TQ_STAGES};
+    Config::THREADS, Config::SHARED_BYTES, Config::ROWS, TQ_CTAS, tq::Merge<Config>::PART, TQ_STAGES};
 
 extern "C" __global__ void __launch_bounds__(Config::THREADS, TQ_CTAS)
     turboquant_decode(const __grid_constant__ tq::DecodeParams params) {

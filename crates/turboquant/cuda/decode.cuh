@@ -49,14 +49,14 @@ struct DecodeConfig {
     static constexpr int MERGE_AT = NUM_WARPS * Ring<R, STAGES>::BYTES;
     static constexpr int Q_AT = MERGE_AT + (MERGE_IN_RING ? 0 : NUM_WARPS * ROWS * MERGE_DIMS * 4);
     static constexpr int STATE_AT = Q_AT + Q_TILES * STEPS * 512;
-    static constexpr int TOTAL_AT = STATE_AT + NUM_WARPS * ROWS * 8;
+    static constexpr int STATE_STRIDE = NUM_WARPS + (NUM_WARPS % 8 == 0 ? 4 : 0);  // so that rows fall on different banks
+    static constexpr int TOTAL_AT = STATE_AT + 2 * ROWS * STATE_STRIDE * 4;
     static constexpr int SCALE_AT = TOTAL_AT + ROWS * 8;
     static constexpr int HALF_AT = SCALE_AT + ROWS * 4;
     static constexpr int BARRIERS_AT = HALF_AT + ROWS * 4;
-    static constexpr int WORKED_AT = BARRIERS_AT + NUM_WARPS * STAGES * 8;  // u32 [NUM_WARPS]
-    static constexpr int SCAN_AT = WORKED_AT + NUM_WARPS * 4;
-    static constexpr int FLAG_AT = SCAN_AT + NUM_WARPS * 4;
-    static constexpr int STARTS_AT = FLAG_AT + 8;              // [THREADS] list index where every n-th sequence starts
+    static constexpr int SPACES_AT = BARRIERS_AT + NUM_WARPS * STAGES * 8;  // u32 [NUM_WARPS] where each merges
+    static constexpr int SCAN_AT = SPACES_AT + (NUM_WARPS + 3) / 4 * 16;
+    static constexpr int STARTS_AT = SCAN_AT + NUM_WARPS * 4;  // [THREADS] list index where every n-th sequence starts
     static constexpr int SHARED_BYTES = STARTS_AT + THREADS * 4;
     static_assert(BLOCKS == 1 || BLOCKS == 2, "8 or 16 query rows");
     static constexpr int ROWS_A_WARP = (ROWS + NUM_WARPS - 1) / NUM_WARPS;
@@ -109,6 +109,9 @@ struct Decode {
     // Measures the list and cuts it into runs.
     TQ_DEVICE void plan_runs() {
         u32* scan = reinterpret_cast<u32*>(smem + C::SCAN_AT);
+        // tables are often cold: their lines are fetched while the lengths are read
+        u64 line = (u64(blockIdx.x) * C::THREADS + threadIdx.x) * 128, table_bytes = u64(p.num_seqs) * p.max_pages * 4;
+        if (table_bytes <= 1 << 20 && line < table_bytes) prefetch(reinterpret_cast<const u8*>(p.block_tables) + line);
         starts_every = (p.num_seqs + C::THREADS - 1) / C::THREADS;
         u32 units = 0;
         for (int i = 0; i < starts_every; i++) {
@@ -232,7 +235,7 @@ struct Decode {
             float scale;  // x = scale * stored
             if constexpr (is_lloyd(R::KEY)) {
                 scale = top * (2.0f / (32512.0f * R::NORM_GAIN)) * NORM_UNIT;  // 127 * 256; codes are halves
-                float inverse = top > 0.0f ? 32512.0f / top : 0.0f;
+                float inverse = top > 0.0f ? 32512.0f * fast_reciprocal(top) : 0.0f;
                 i32 sum = 0;
 #pragma unroll
                 for (int i = 0; i < N; i++) {
@@ -319,9 +322,9 @@ struct Decode {
                 i32 exponent = i32(__float_as_uint(top) >> 23) - 126;  // top < 2^exponent
                 exponent = exponent < -15 ? -15 : exponent;
                 float gain = __uint_as_float((127 - exponent) << 23);
-                step = fresh ? 0.0f : gain / f16_to_f32(u16(s.gain));
+                step = fresh ? 0.0f : gain * inverse_of_power(f16_to_f32(u16(s.gain)));
                 s.gain = pack_f16(gain, gain);
-                s.gain_limit = pack_f16(2.0f / gain, 2.0f / gain);
+                s.gain_limit = pack_f16(2.0f * inverse_of_power(gain), 2.0f * inverse_of_power(gain));
             }
         }
 #pragma unroll
@@ -525,49 +528,72 @@ struct Decode {
 
     // ---- where a segment, or this CTA's part of it, ends ----
 
-    TQ_DEVICE float2 warp_state(int w, int row) {
-        return reinterpret_cast<float2*>(smem + C::STATE_AT)[w * C::ROWS + row];
+    // [ROWS][STATE_STRIDE] running maxima (log2) of the CTA's warps, and as many sums.
+    TQ_DEVICE float* warp_tops(int row) { return reinterpret_cast<float*>(smem + C::STATE_AT) + row * C::STATE_STRIDE; }
+    TQ_DEVICE float* warp_sums(int row) { return warp_tops(row) + C::ROWS * C::STATE_STRIDE; }
+    TQ_DEVICE float cta_top(int row) {
+        float tops[C::NUM_WARPS];
+        load_each(tops, warp_tops(row));
+        float top = tops[0];
+#pragma unroll
+        for (int w = 1; w < C::NUM_WARPS; w++) top = fmaxf(top, tops[w]);
+        return top;
     }
-    // Running maximum (log2) and sum of a row over the CTA's warps.
-    TQ_DEVICE float2 cta_state(int row) {
-        float top = NEVER, sum = 0.0f;
-        for (int w = 0; w < C::NUM_WARPS; w++) top = fmaxf(top, warp_state(w, row).x);
-        for (int w = 0; w < C::NUM_WARPS; w++) sum += warp_state(w, row).y * fast_exp2(warp_state(w, row).x - top);
-        return make_float2(top, sum);
+    template <class T>
+    TQ_DEVICE static void load_each(T (&to)[C::NUM_WARPS], const T* from) {  // 16-byte loads where there are enough
+        struct alignas(16) Four {
+            T x[4];
+        };
+        if constexpr (C::NUM_WARPS % 4 == 0) {
+#pragma unroll
+            for (int w = 0; w < C::NUM_WARPS; w += 4) {
+                Four four = *reinterpret_cast<const Four*>(from + w);
+                to[w] = four.x[0], to[w + 1] = four.x[1], to[w + 2] = four.x[2], to[w + 3] = four.x[3];
+            }
+        } else {
+#pragma unroll
+            for (int w = 0; w < C::NUM_WARPS; w++) to[w] = from[w];
+        }
     }
 
-    // Sums the warps' output; calls emit(row, dim, unnormalised o) for every element of the live rows.
-    // `free_stage`: of this warp's ring, which it has read last; unused unless it `worked`.
+    // Sums the warps' output; calls emit(row, dim, unnormalised o of 4 dims) for all of the live rows.
+    // `free_stage`: of this warp's ring, into which no copy is under way.
     template <class Emit>
-    TQ_DEVICE void merge_warps(State& s, int free_stage, bool worked, int live, Emit&& emit) {
-        float* states = reinterpret_cast<float*>(smem + C::STATE_AT) + warp * C::ROWS * 2;  // (top, sum) a row
-        u32* working = reinterpret_cast<u32*>(smem + C::WORKED_AT);
+    TQ_DEVICE void merge_warps(State& s, int free_stage, int live, Emit&& emit) {
+        u32* spaces = reinterpret_cast<u32*>(smem + C::SPACES_AT);
 #pragma unroll
         for (int b = 0; b < C::BLOCKS; b++) {
-            if (t == 0) states[2 * (8 * b + g)] = s.top[b];
+            if (t == 0) warp_tops(8 * b + g)[warp] = s.top[b];
             if constexpr (UNIFORM) {
-                if (g == 1) states[2 * (8 * b + 2 * t) + 1] = s.sums[b][0], states[2 * (8 * b + 2 * t + 1) + 1] = s.sums[b][1];
+                if (g == 1) warp_sums(8 * b + 2 * t)[warp] = s.sums[b][0], warp_sums(8 * b + 2 * t + 1)[warp] = s.sums[b][1];
             } else {
                 float sum = s.sum[b];
                 sum += shuffle_xor(sum, 1);
                 sum += shuffle_xor(sum, 2);
-                if (t == 0) states[2 * (8 * b + g) + 1] = sum;
+                if (t == 0) warp_sums(8 * b + g)[warp] = sum;
             }
         }
-        if (lane == 0) working[warp] = worked;
+        u32 mine_at = C::MERGE_IN_RING ? C::RING_AT + (warp * C::STAGES + free_stage) * C::STAGE_BYTES
+                                       : C::MERGE_AT + warp * C::ROWS * C::MERGE_DIMS * 4;
+        if (lane == 0) spaces[warp] = mine_at;
         __syncthreads();
-        if (threadIdx.x < C::ROWS) merge.total_of(threadIdx.x) = cta_state(threadIdx.x);
+        if (threadIdx.x < C::ROWS) {
+            float tops[C::NUM_WARPS], sums[C::NUM_WARPS], top = cta_top(threadIdx.x), sum = 0.0f;
+            load_each(tops, warp_tops(threadIdx.x));
+            load_each(sums, warp_sums(threadIdx.x));
+#pragma unroll
+            for (int w = 0; w < C::NUM_WARPS; w++) sum += sums[w] * fast_exp2(tops[w] - top);
+            merge.total_of(threadIdx.x) = make_float2(top, sum);
+        }
         float unit = 1.0f;
-        if constexpr (UNIFORM) unit = s.gain == 0 ? 0.0f : 1.0f / (SUBNORMAL * f16_to_f32(u16(s.gain)));
+        if constexpr (UNIFORM) unit = s.gain == 0 ? 0.0f : inverse_of_power(SUBNORMAL * f16_to_f32(u16(s.gain)));
         float factor[C::BLOCKS][2], low[C::BLOCKS][2];
 #pragma unroll
         for (int b = 0; b < C::BLOCKS; b++) {
 #pragma unroll
             for (int c = 0; c < 2; c++) {
                 int row = 8 * b + 2 * t + c;
-                float top = NEVER;
-                for (int w = 0; w < C::NUM_WARPS; w++) top = fmaxf(top, warp_state(w, row).x);
-                factor[b][c] = fast_exp2(warp_state(warp, row).x - top);
+                factor[b][c] = fast_exp2(warp_tops(row)[warp] - cta_top(row));
                 low[b][c] = 0.0f;
                 if constexpr (UNIFORM) low[b][c] = shuffle(s.sums[b][c], t) * factor[b][c] - s.center[b][c] * (factor[b][c] * unit);
                 factor[b][c] *= unit;
@@ -575,55 +601,51 @@ struct Decode {
         }
         // [ROWS][MERGE_DIMS], dims exchanged so that the rows of a warp's store fall on different banks
         constexpr int W = C::MERGE_DIMS, MASK = W % 32 == 0 ? 24 : 8;
-        auto space = [&](int w, int stage) {
-            return reinterpret_cast<float*>(C::MERGE_IN_RING ? smem + C::RING_AT + (w * C::STAGES + stage) * C::STAGE_BYTES
-                                                             : smem + C::MERGE_AT + w * C::ROWS * W * 4);
-        };
-        if (lane == 0) working[warp] = worked ? u32(free_stage) + 1 : 0;
 #pragma unroll
         for (int first = 0; first < C::VALUE_BLOCKS; first += C::MERGE_BLOCKS) {
-            if (worked) {
-                float* mine = space(warp, free_stage);
+            float* mine = reinterpret_cast<float*>(smem + mine_at);
 #pragma unroll
-                for (int b = 0; b < C::BLOCKS; b++) {
+            for (int b = 0; b < C::BLOCKS; b++) {
+                if (8 * b + 2 * t >= live) continue;
 #pragma unroll
-                    for (int i = first; i < first + C::MERGE_BLOCKS && i < C::VALUE_BLOCKS; i++) {
+                for (int i = first; i < first + C::MERGE_BLOCKS && i < C::VALUE_BLOCKS; i++) {
 #pragma unroll
-                        for (int k = 0; k < 4; k++) {
-                            int row = 8 * b + 2 * t + k % 2, d = 16 * (i - first) + 8 * (k / 2) + g;
-                            mine[row * W + (d ^ (8 * t & MASK))] =
-                                s.o[b][i][k] * (factor[b][k % 2] * (1.0f / code_weight<R::VALUE>(i, k / 2))) + low[b][k % 2];
-                        }
+                    for (int k = 0; k < 4; k++) {
+                        int row = 8 * b + 2 * t + k % 2, d = 16 * (i - first) + 8 * (k / 2) + g;
+                        mine[row * W + (d ^ (8 * t & MASK))] =
+                            s.o[b][i][k] * (factor[b][k % 2] * (1.0f / code_weight<R::VALUE>(i, k / 2))) + low[b][k % 2];
                     }
                 }
             }
             __syncthreads();
             constexpr int LEFT = C::D;
-            int dims = LEFT - 16 * first < W ? LEFT - 16 * first : W;
-            for (int at = threadIdx.x; at < live * dims; at += C::THREADS) {
-                int row = at / dims, d = at % dims;
-                float o = 0.0f;
+            int across = (LEFT - 16 * first < W ? LEFT - 16 * first : W) / 4;  // vectors of 4 dims
+            for (int at = threadIdx.x; at < live * across; at += C::THREADS) {
+                int row = at / across, d = at % across * 4;
+                const u8* place = smem + (row * W + (d ^ (row / 2 % 4 * 8 & MASK))) * 4;
+                u32 from[C::NUM_WARPS];
+                load_each(from, spaces);
+                float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
                 for (int w = 0; w < C::NUM_WARPS; w++) {
-                    u32 stage = working[w];
-                    if (stage) o += space(w, stage - 1)[row * W + (d ^ (row / 2 % 4 * 8 & MASK))];
+                    float4 more = *reinterpret_cast<const float4*>(place + from[w]);
+                    o.x += more.x, o.y += more.y, o.z += more.z, o.w += more.w;
                 }
                 emit(row, 16 * first + d, o);
             }
             __syncthreads();
         }
-        if (worked) fence_before_async_write();
+        fence_before_async_write();
     }
 
-    // True if the segment is shared: then its part is written, but not yet announced.
-    TQ_DEVICE bool finish(State& s, int free_stage, bool worked, const Segment& x) {
+    // True if the segment is shared: then this CTA's part is written.
+    TQ_DEVICE bool finish(State& s, int free_stage, const Segment& x) {
         bool whole = x.first_run == x.last_run;
-        float* to = merge.part_of(x, blockIdx.x);
-        merge_warps(s, free_stage, worked, x.rows, [&](int row, int d, float o) {
-            if (whole) merge.write_out(x.seq, x.head, x.row_block * C::ROWS + row, d, o, merge.total_of(row).x, merge.total_of(row).y);
-            else to[row * C::D + d] = o;
+        merge_warps(s, free_stage, x.rows, [&](int row, int d, const float4& o) {
+            float2 total = merge.total_of(row);
+            if (whole) merge.write_out(x, row, d, o, total.x, total.y);
+            else merge.write_part(x, row, d, o, total);
         });
-        if (!whole && threadIdx.x < x.rows) reinterpret_cast<float2*>(to + C::ROWS * C::D)[threadIdx.x] = merge.total_of(threadIdx.x);
         return !whole;
     }
 
@@ -658,14 +680,20 @@ struct Decode {
         u32 run_begin = share * blockIdx.x;
         run_end = run_begin + share < total ? run_begin + share : total;
 
-        u32 at = run_begin;
-        Segment x = segment_at(at);
-        RawQueries raw;
-        load_queries(raw, x);
         Copies copies = {nullptr, 32, 0, run_begin + warp};
+        u32 at = run_begin;
+        Segment x;
+        RawQueries raw;
+        // the queries are asked for before the queue to memory is long
 #pragma unroll 1
-        for (int i = 0; i < C::STAGES - 1; i++) copy_one(copies, ring);
-        bool unannounced = false;  // this CTA's part of its first segment
+        for (int i = 0; i < C::STAGES - 1; i++) {
+            if (i == (C::STAGES > 3 ? 2 : C::STAGES - 2)) {
+                x = segment_at(at);
+                load_queries(raw, x);
+            }
+            copy_one(copies, ring);
+        }
+        bool shares_first = false;
 
 #pragma unroll 1
         while (true) {
@@ -676,15 +704,18 @@ struct Decode {
             State s;
             begin_segment(x, queries, rows, s);
             u32 end = x.end < run_end ? x.end : run_end;
-            i32 inner_begin = p.window > 0 ? x.len - p.window : 0;  // tokens every row sees
-            i32 inner_end = x.len - (p.q_len - 1);
+            // the units of which every row sees every token: `inner` from index `inner_begin`
+            i32 seen_from = p.window > 0 ? x.len - p.window : 0, seen_to = x.len - (p.q_len - 1);
+            i32 first_inner = (seen_from > 0 ? (seen_from + UNIT - 1) / UNIT : 0) - x.first_unit;
+            i32 inner = (seen_to > 0 ? seen_to / UNIT : 0) - x.first_unit - first_inner;
+            u32 inner_begin = x.begin + first_inner;
+            inner = inner > 0 ? inner : 0;
             // this warp's first unit of the run's part in this segment
             u32 next = at + (warp + C::NUM_WARPS - (at - run_begin) % C::NUM_WARPS) % C::NUM_WARPS;
-            bool worked = next < end;
             auto unit_of = [&](u32 index, int stage) {
                 return Unit{smem + C::RING_AT + (warp * C::STAGES + stage) * C::STAGE_BYTES, i32(index - x.begin + x.first_unit) * UNIT};
             };
-            auto at_edge = [&](i32 token) { return token < inner_begin || token + UNIT > inner_end; };
+            auto at_edge = [&](u32 index) { return index - inner_begin >= u32(inner); };
             if constexpr (C::TOGETHER == 2) {
 #pragma unroll 1
                 while (next + C::NUM_WARPS < end) {
@@ -692,13 +723,15 @@ struct Decode {
                     copy_one(copies, ring);
                     ring.wait();
                     units[0] = unit_of(next, ring.stage);
+                    bool edge = at_edge(next);
                     ring.advance();
                     next += C::NUM_WARPS;
                     ring.wait();
                     units[1] = unit_of(next, ring.stage);
+                    edge |= at_edge(next);
                     ring.advance();
                     next += C::NUM_WARPS;
-                    consume(s, rows, queries, units, x.len, at_edge(units[0].token) || at_edge(units[1].token));
+                    consume(s, rows, queries, units, x.len, edge);
                     warp_sync();
                     copy_one(copies, ring);
                 }
@@ -709,7 +742,7 @@ struct Decode {
                 ring.wait();
                 Unit units[1] = {unit_of(next, ring.stage)};
                 ring.advance();
-                consume(s, rows, queries, units, x.len, at_edge(units[0].token));
+                consume(s, rows, queries, units, x.len, at_edge(next));
                 warp_sync();
             }
             int free_stage = ring.stage == 0 ? C::STAGES - 1 : ring.stage - 1;
@@ -720,16 +753,12 @@ struct Decode {
                 x = segment_at(at);
                 load_queries(raw, x);
             }
-            bool shared = finish(s, free_stage, worked, done);
-            if (unannounced) {  // its bytes have long arrived
-                merge.merge_group(segment_at(run_begin));
-                unannounced = false;
-            }
+            bool shared = finish(s, free_stage, done);
             if (!more) {
-                if (shared) merge.merge_group(done);
+                if (shares_first || shared) merge.merge_shared(shares_first ? segment_at(run_begin) : done, shares_first, done, shared, warp, lane);
                 break;
             }
-            unannounced = shared;
+            shares_first |= shared;
         }
     }
 

@@ -165,6 +165,24 @@ TQ_DEVICE void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+TQ_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+// Words passed from one multiprocessor to another: each arrives for itself, in no order.
+TQ_DEVICE void send(float* at, const float4& x) {
+    asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+}
+TQ_DEVICE void send(float* at, const float2& x) {
+    asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(at), "f"(x.x), "f"(x.y) : "memory");
+}
+TQ_DEVICE void receive(const float* at, float4& x) {
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(at) : "memory");
+}
+TQ_DEVICE void receive(const float* at, float2& x) {
+    asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(at) : "memory");
+}
+TQ_DEVICE void pause() {
+    asm volatile("nanosleep.u32 100;");
+}
+
 // Not ordered against ordinary loads, so that those may be started earlier: a barrier must stand between.
 TQ_DEVICE void store_shared(u32 at, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d));
@@ -200,6 +218,8 @@ constexpr float LN2 = 0.6931471805599453f;
 constexpr float NEVER = -1e30f;       // running maximum before the first score
 constexpr float LATE_RESCALE = 6.0f;  // a score may pass the running maximum by 2^6 before it is moved
 
+// 1 / x for a power of two.
+TQ_DEVICE float inverse_of_power(float x) { return __uint_as_float(0x7f000000u - __float_as_uint(x)); }
 TQ_DEVICE float bf16_to_f32(u16 h) { return __uint_as_float(u32(h) << 16); }
 
 // The stored key norm, 5 exponent and 11 mantissa bits, in the lower or upper half of a word; the

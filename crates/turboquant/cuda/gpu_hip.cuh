@@ -118,16 +118,18 @@ TQ_DEVICE void __syncthreads() {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 TQ_DEVICE void __threadfence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
-TQ_DEVICE u32 atomicAdd(u32* at, u32 x) {
-    return __hip_atomic_fetch_add(at, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-}
-// Read after __threadfence(), which drops what this multiprocessor's cache held before.
-template <class T>
-TQ_DEVICE T __ldcg(const T* at) {
-    return *at;
-}
 
 namespace tq {
+
+TQ_DEVICE void prefetch(const void* p) { __builtin_prefetch(p); }
+// Words passed from one multiprocessor to another: each arrives for itself, in no order.
+TQ_DEVICE void send(float* at, float x) { __hip_atomic_store(at, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
+TQ_DEVICE void send(float* at, const float4& x) { send(at, x.x), send(at + 1, x.y), send(at + 2, x.z), send(at + 3, x.w); }
+TQ_DEVICE void send(float* at, const float2& x) { send(at, x.x), send(at + 1, x.y); }
+TQ_DEVICE void receive(const float* at, float& x) { x = __hip_atomic_load(at, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
+TQ_DEVICE void receive(const float* at, float4& x) { receive(at, x.x), receive(at + 1, x.y), receive(at + 2, x.z), receive(at + 3, x.w); }
+TQ_DEVICE void receive(const float* at, float2& x) { receive(at, x.x), receive(at + 1, x.y); }
+TQ_DEVICE void pause() { __builtin_amdgcn_s_sleep(2); }
 
 typedef _Float16 HalfPair __attribute__((ext_vector_type(2)));
 typedef u32 HipWords4 __attribute__((ext_vector_type(4)));

@@ -1,15 +1,15 @@
 // Where a segment ends: its output, merged over the parts of all runs that share it.
 //
-// A run that ends inside a segment writes its part, [ROWS, head_dim] unnormalised outputs and
-// [ROWS] x (running maximum in log2, sum), to `partials`. Whoever comes last merges, first within groups of
-// GROUP runs, then over the groups; nobody waits.
+// A run that ends inside a segment writes its part to `partials`: for every 4 dims of a row the unnormalised
+// outputs, and running maximum (log2) and sum of the row. When a CTA has done its run it merges a slice of each
+// segment it shares from the parts of all. Nobody is told when a part is there: a word that has not come yet
+// holds ABSENT, and whoever has read it puts ABSENT back for the next launch. A launch is cooperative, so all CTAs
+// are on the card at once, and none waits before its own parts are written.
 #pragma once
 #include "layout.cuh"
 #include "params.cuh"
 
 namespace tq {
-
-constexpr int GROUP = 8;  // runs whose parts are merged first
 
 // The units of one head and row block of one sequence.
 struct Segment {
@@ -19,126 +19,139 @@ struct Segment {
     i32 first_unit, len;  // of the sequence
 };
 
+constexpr u32 ABSENT = 0xffffffffu;  // a NaN that no instruction makes
+
 // C: DecodeConfig.
 template <class C>
 struct Merge {
     const DecodeParams& p;
     u8* smem;
 
-    TQ_DEVICE u32* flag() { return reinterpret_cast<u32*>(smem + C::FLAG_AT); }
-    // Running maximum (log2) and sum of a row, of this CTA or of what it merged.
+    // Running maximum (log2) and sum of a row, of this CTA.
     TQ_DEVICE float2& total_of(int row) { return reinterpret_cast<float2*>(smem + C::TOTAL_AT)[row]; }
 
-    // out and lse of one element; `top` and `sum` without the sink, `o` unnormalised.
-    TQ_DEVICE void write_out(int seq, int head, int row, int d, float o, float top, float sum) {
-        int q_head = head * p.gqa_group + row % p.gqa_group;
-        i64 at = (i64(seq) * p.q_len + row / p.gqa_group) * p.num_kv_heads * p.gqa_group + q_head;
+    // Four dims of a row of the output, and lse; `top` and `sum` without the sink, `o` unnormalised.
+    TQ_DEVICE void write_out(const Segment& x, int row, int d, const float4& o, float top, float sum) {
+        row += x.row_block * C::ROWS;
+        int q_head = x.head * p.gqa_group + row % p.gqa_group;
+        i64 at = (i64(x.seq) * p.q_len + row / p.gqa_group) * p.num_kv_heads * p.gqa_group + q_head;
+        float factor = 1.0f;
         if (p.sinks) {
             float sink = p.sinks[q_head] * LOG2E;
-            float above = fmaxf(top, sink), keep = fast_exp2(top - above);
-            o *= keep;
-            sum = sum * keep + fast_exp2(sink - above);
+            float above = fmaxf(top, sink);
+            factor = fast_exp2(top - above);
+            sum = sum * factor + fast_exp2(sink - above);
             top = above;
         }
-        float y = sum == 0.0f ? 0.0f : o / sum;  // nothing seen: 0
-        static_cast<u16*>(p.out)[at * C::D + d] = C::IO == BF16 ? f32_to_bf16(y) : f32_to_f16(y);
+        factor = sum == 0.0f ? 0.0f : factor * fast_reciprocal(sum);  // nothing seen: 0
+        auto pack = [](float a, float b) { return C::IO == BF16 ? pack_bf16(a, b) : pack_f16(a, b); };
+        *reinterpret_cast<Words2*>(static_cast<u16*>(p.out) + at * C::D + d) = {{pack(o.x * factor, o.y * factor), pack(o.z * factor, o.w * factor)}};
         if (p.lse && d == 0) p.lse[at] = sum == 0.0f ? -__int_as_float(0x7f800000) : (top + log2f(sum)) * LN2;
     }
 
-    static constexpr int PART = C::ROWS * (C::D + 2);  // floats: [ROWS, D], then [ROWS] x (top, sum)
-
     // A run has at most two parts: of the segment it begins in and of the one it ends in.
-    TQ_DEVICE u32 slot_of(const Segment& x, u32 run) { return 2 * run + (run == x.first_run); }
-    TQ_DEVICE float* part_of(const Segment& x, u32 run) { return p.partials + i64(slot_of(x, run)) * PART; }
-    TQ_DEVICE u32* group_counter(const Segment& x, u32 run) { return p.counters + 2 * slot_of(x, run); }
-    TQ_DEVICE u32* segment_counter(const Segment& x) { return p.counters + 1 + 2 * slot_of(x, x.first_run); }
+    // float4 [ROWS][D / 4] outputs, float2 [ROWS][D / 4] (maximum, sum)
+    static constexpr int PART = C::ROWS * C::D * 3 / 2;  // floats
+    TQ_DEVICE float* part_of(const Segment& x, u32 run) { return p.partials + i64(2 * run + (run == x.first_run)) * PART; }
 
-    // Whether this CTA is the last of `count` to come by; then everything the others wrote is visible.
-    TQ_DEVICE bool last_of(u32 count, u32* counter) {
-        __threadfence();
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            bool last = atomicAdd(counter, 1u) == count - 1;
-            if (last) *counter = 0;
-            *flag() = last;
-        }
-        __syncthreads();
-        bool last = *flag() != 0;
-        if (last) __threadfence();
-        return last;
+    TQ_DEVICE void write_part(const Segment& x, int row, int d, const float4& o, const float2& total) {
+        float* part = part_of(x, blockIdx.x);
+        send(part + row * C::D + d, o);
+        send(part + C::ROWS * C::D + (row * C::D + d) / 2, total);
     }
 
-    // Four dims of a row, merged over the parts of runs run(0) .. run(count - 1).
-    struct Merged {
-        float o[4], top, sum;
-    };
-    template <class F>
-    TQ_DEVICE Merged merge_parts(const Segment& x, u32 count, F&& run, int row, int d) {
-        Merged m = {{0.0f, 0.0f, 0.0f, 0.0f}, NEVER, 0.0f};
-        for (u32 base = 0; base < count; base += GROUP) {
-            float2 state[GROUP];
-            float4 o[GROUP];
-#pragma unroll
-            for (u32 i = 0; i < GROUP; i++) {
-                const float* part = part_of(x, run(base + i < count ? base + i : base));
-                state[i] = __ldcg(reinterpret_cast<const float2*>(part + C::ROWS * C::D) + row);
-                o[i] = __ldcg(reinterpret_cast<const float4*>(part + row * C::D + d));
-            }
-            float top = m.top;
-#pragma unroll
-            for (u32 i = 0; i < GROUP; i++) top = fmaxf(top, state[i].x);
-            float keep = fast_exp2(m.top - top);
-            m.top = top, m.sum *= keep;
-#pragma unroll
-            for (int k = 0; k < 4; k++) m.o[k] *= keep;
-#pragma unroll
-            for (u32 i = 0; i < GROUP; i++) {
-                float w = base + i < count ? fast_exp2(state[i].x - top) : 0.0f;
-                m.sum += state[i].y * w;
-                m.o[0] += o[i].x * w, m.o[1] += o[i].y * w, m.o[2] += o[i].z * w, m.o[3] += o[i].w * w;
-            }
+    // Merges this CTA's slices of the segments it shares, half of the warps one and half the other.
+    TQ_DEVICE void merge_shared(const Segment& first, bool shares_first, const Segment& last, bool shares_last, int warp, int lane) {
+        constexpr int HALF = C::NUM_WARPS / 2;
+        bool halves = shares_first && shares_last && HALF > 0;
+#pragma unroll 1
+        for (int turn = shares_first ? 0 : 1; turn < (shares_last ? 2 : 1); turn++) {
+            if (halves && turn != warp / HALF) continue;
+            auto pick = [&](auto a, auto b) { return turn == 0 ? a : b; };
+            Segment x;
+            x.seq = pick(first.seq, last.seq), x.head = pick(first.head, last.head);
+            x.row_block = pick(first.row_block, last.row_block), x.rows = pick(first.rows, last.rows);
+            x.first_run = pick(first.first_run, last.first_run), x.last_run = pick(first.last_run, last.last_run);
+            merge_slice(x, halves ? warp % HALF : warp, halves ? HALF : C::NUM_WARPS, lane);
         }
-        return m;
-    }
-    TQ_DEVICE void write_four(const Segment& x, int row, int d, const Merged& m) {
-#pragma unroll
-        for (int k = 0; k < 4; k++) write_out(x.seq, x.head, x.row_block * C::ROWS + row, d + k, m.o[k], m.top, m.sum);
     }
 
-    TQ_DEVICE void group_of(const Segment& x, u32& first, u32& last) {  // of this CTA's part
-        u32 begin = blockIdx.x / GROUP * GROUP;
-        first = begin > x.first_run ? begin : x.first_run;
-        last = begin + GROUP - 1 < x.last_run ? begin + GROUP - 1 : x.last_run;
-    }
-    // Announces this CTA's part; merges the parts of its group if it comes last, and the segment if that
-    // was its last group.
-    TQ_DEVICE void merge_group(const Segment& x) {
-        u32 first, last;
-        group_of(x, first, last);
-        u32 first_group = x.first_run / GROUP, last_group = x.last_run / GROUP;
-        if (!last_of(last - first + 1, group_counter(x, first))) return;
-        for (int at = threadIdx.x * 4; at < x.rows * C::D; at += C::THREADS * 4) {
-            int row = at / C::D, d = at % C::D;
-            Merged m = merge_parts(x, last - first + 1, [&](u32 i) { return first + i; }, row, d);
-            if (first_group == last_group) {
-                write_four(x, row, d, m);
-            } else {
-                // other threads still read the states: the new ones wait in shared memory
-                *reinterpret_cast<float4*>(part_of(x, first) + row * C::D + d) = make_float4(m.o[0], m.o[1], m.o[2], m.o[3]);
-                if (d == 0) total_of(row) = make_float2(m.top, m.sum);
+    // The lanes of a warp take some parts each, of one vector of 4 dims or of neighbouring ones.
+    TQ_DEVICE void merge_slice(const Segment& x, int warp, int warps, int lane) {
+        constexpr u32 TOGETHER = 4;  // parts a lane reads at a time
+        u32 parts = x.last_run - x.first_run + 1, mine = blockIdx.x - x.first_run;
+        u32 lanes = 1;  // of a vector
+        while (lanes * TOGETHER < parts && lanes < 32) lanes *= 2;
+        u32 side = 32 / lanes;  // vectors side by side
+        u32 vectors = x.rows * C::D / 4, end = vectors * (mine + 1) / parts;
+#pragma unroll 1
+        for (u32 begin = vectors * mine / parts + warp * side; begin < end; begin += warps * side) {
+            u32 vector = begin + lane % side;
+            bool inside = vector < end;
+            int row = vector / (C::D / 4), d = vector % (C::D / 4) * 4;
+            float top = NEVER, sum = 0.0f, o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 1
+            for (u32 part = 0; part < parts; part += TOGETHER * lanes) {
+                float2 state[TOGETHER];
+                float4 some[TOGETHER];
+                float* from[TOGETHER];
+#pragma unroll
+                for (u32 i = 0; i < TOGETHER; i++) {
+                    u32 at = part + i * lanes + lane / side;
+                    from[i] = inside && at < parts ? part_of(x, x.first_run + at) + row * C::D + d : nullptr;
+                    state[i] = make_float2(NEVER, 0.0f), some[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                }
+                bool absent;
+#pragma unroll 1
+                do {
+                    absent = false;
+#pragma unroll
+                    for (u32 i = 0; i < TOGETHER; i++)
+                        if (from[i]) receive(from[i], some[i]), receive(from[i] + C::ROWS * C::D - (row * C::D + d) / 2, state[i]);
+#pragma unroll
+                    for (u32 i = 0; i < TOGETHER; i++) absent |= is_absent(state[i].x, state[i].y, some[i].x) || is_absent(some[i].y, some[i].z, some[i].w);
+                    absent = any_lane(absent);
+                    if (absent) pause();
+                } while (absent);
+#pragma unroll
+                for (u32 i = 0; i < TOGETHER; i++) {
+                    float never = __uint_as_float(ABSENT);
+                    if (from[i]) {
+                        *reinterpret_cast<float4*>(from[i]) = make_float4(never, never, never, never);
+                        *reinterpret_cast<float2*>(from[i] + C::ROWS * C::D - (row * C::D + d) / 2) = make_float2(never, never);
+                    }
+                }
+                float above = top;
+#pragma unroll
+                for (u32 i = 0; i < TOGETHER; i++) above = fmaxf(above, state[i].x);
+                float keep = fast_exp2(top - above);
+                top = above, sum *= keep;
+#pragma unroll
+                for (int k = 0; k < 4; k++) o[k] *= keep;
+#pragma unroll
+                for (u32 i = 0; i < TOGETHER; i++) {
+                    float w = fast_exp2(state[i].x - top);
+                    sum += state[i].y * w;
+                    o[0] += some[i].x * w, o[1] += some[i].y * w, o[2] += some[i].z * w, o[3] += some[i].w * w;
+                }
             }
+            float above = top;
+            for (u32 bit = side; bit < 32; bit *= 2) above = fmaxf(above, shuffle_xor(above, bit));
+            float keep = fast_exp2(top - above);
+            sum *= keep;
+#pragma unroll
+            for (int k = 0; k < 4; k++) o[k] *= keep;
+            for (u32 bit = side; bit < 32; bit *= 2) {
+                sum += shuffle_xor(sum, bit);
+#pragma unroll
+                for (int k = 0; k < 4; k++) o[k] += shuffle_xor(o[k], bit);
+            }
+            if (inside && lane < side) write_out(x, row, d, make_float4(o[0], o[1], o[2], o[3]), above, sum);
         }
-        __syncthreads();
-        if (first_group == last_group) return;
-        if (threadIdx.x < x.rows)
-            reinterpret_cast<float2*>(part_of(x, first) + C::ROWS * C::D)[threadIdx.x] = total_of(threadIdx.x);
-        if (!last_of(last_group - first_group + 1, segment_counter(x))) return;
-        for (int at = threadIdx.x * 4; at < x.rows * C::D; at += C::THREADS * 4) {
-            int row = at / C::D, d = at % C::D;
-            auto group_first = [&](u32 i) { return i == 0 ? x.first_run : (first_group + i) * GROUP; };
-            write_four(x, row, d, merge_parts(x, last_group - first_group + 1, group_first, row, d));
-        }
-        __syncthreads();
+    }
+
+    TQ_DEVICE static bool is_absent(float a, float b, float c) {
+        return __float_as_uint(a) == ABSENT || __float_as_uint(b) == ABSENT || __float_as_uint(c) == ABSENT;
     }
 };
 

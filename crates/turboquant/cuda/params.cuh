@@ -12,8 +12,7 @@ struct DecodeParams {
     const i32* block_tables;  // [num_seqs, max_pages]
     const i32* seq_lens;      // [num_seqs] tokens in the cache, the q_len query tokens included
     const float* sinks;       // [num_qo_heads] or null
-    float* partials;          // [2 * grid, part floats]
-    u32* counters;            // [4 * grid], zero before and after
+    float* partials;          // [2 * grid, part floats], all bytes 0xff before and after
     i64 page_bytes;
     u32 codebook[2];          // int8 [8], v for the odd integer 2v + 1 of a centroid: 4-bit keys, the positive
                               // centroids, ascending; 3-bit keys, all
@@ -69,11 +68,11 @@ struct StoreParams {
 };
 
 // The same numbers are asserted in src/cuda/params.rs.
-static_assert(sizeof(DecodeParams) == 128 && sizeof(StoreParams) == 136 && sizeof(PrefillParams) == 144,
+static_assert(sizeof(DecodeParams) == 120 && sizeof(StoreParams) == 136 && sizeof(PrefillParams) == 144,
               "host and device must agree");
 #ifndef __CUDACC_RTC__
-static_assert(__builtin_offsetof(DecodeParams, page_bytes) == 72 && __builtin_offsetof(DecodeParams, num_seqs) == 88 &&
-                  __builtin_offsetof(DecodeParams, softcap) == 120,
+static_assert(__builtin_offsetof(DecodeParams, page_bytes) == 64 && __builtin_offsetof(DecodeParams, num_seqs) == 80 &&
+                  __builtin_offsetof(DecodeParams, softcap) == 112,
               "host and device must agree");
 static_assert(__builtin_offsetof(PrefillParams, page_bytes) == 80 && __builtin_offsetof(PrefillParams, codebook) == 104 &&
                   __builtin_offsetof(PrefillParams, softcap) == 140,

@@ -77,8 +77,8 @@ struct Prefill {
         if (threadIdx.x == 0) {
             for (int stage = 0; stage < C::STAGES; stage++) {
                 for (int values = 0; values < 2; values++) {
-                    barrier_init(full(values, stage), 4);  // producer warps
-                    barrier_init(empty(values, stage), 4 * C::CONSUMERS);  // consumer warps
+                    barrier_init(full(values, stage), 4 * TQ_ARRIVING_LANES);  // producer warps
+                    barrier_init(empty(values, stage), 4 * C::CONSUMERS * TQ_ARRIVING_LANES);  // consumer warps
                 }
             }
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -105,7 +105,7 @@ struct Prefill {
     TQ_DEVICE void announce(bool values, int stage) {
         fence_async();
         warp_sync();
-        if (lane == 0) barrier_arrive(full(values, stage));
+        if (lane < TQ_ARRIVING_LANES) barrier_arrive(full(values, stage));
     }
 
     template <bool VALUES>
@@ -246,7 +246,7 @@ struct Prefill {
         wgmma_commit();
     }
     TQ_DEVICE void release(bool values, int tile) {
-        if (lane == 0) barrier_arrive(empty(values, tile % C::STAGES));
+        if (lane < TQ_ARRIVING_LANES) barrier_arrive(empty(values, tile % C::STAGES));
     }
 
     // Turns scores into weights; what is already summed has to be multiplied by `keep` if true is returned.

@@ -249,11 +249,11 @@ static void against_vllm(const std::string& folder, int dim) {
         if (!book.empty()) std::memcpy(s.codebook, ref::codebook_bytes(book).data(), 8);
         launch_store(load_store(dim, preset.key, preset.value, ref::BF16), s, 0);
         auto launch = decode_launch(dim, preset.key, preset.value, ref::BF16, GROUP, false);
-        Device<float> lse(SEQS * HEADS * GROUP), partials(launch.partial_floats());
-        Device<uint32_t> counters(std::vector<uint32_t>(launch.counters(), 0));
+        Device<float> lse(SEQS * HEADS * GROUP);
+        Device<uint32_t> partials(launch.partials());
         tq::DecodeParams p = {};
         p.out = d_out.at, p.lse = lse.at, p.q = d_q.at, p.pages = d_pages.at, p.block_tables = d_table.at, p.seq_lens = d_lens.at;
-        p.partials = partials.at, p.counters = counters.at, p.page_bytes = layout.page_bytes();
+        p.partials = reinterpret_cast<float*>(partials.at), p.page_bytes = layout.page_bytes();
         std::memcpy(p.codebook, s.codebook, 8);
         p.num_seqs = SEQS, p.num_kv_heads = HEADS, p.gqa_group = GROUP, p.q_len = 1, p.page_size = PAGE;
         p.max_pages = int(table.size()) / SEQS, p.sm_scale = float(1 / std::sqrt(double(dim)));

@@ -83,11 +83,10 @@ inline void launch_store(const Kernel& k, tq::StoreParams params, cudaStream_t s
 struct DecodeLaunch {
     Kernel* kernel;
     int grid;
-    size_t partial_floats() const { return size_t(2) * grid * kernel->info[4]; }
-    size_t counters() const { return size_t(4) * grid; }
+    std::vector<uint32_t> partials() const { return std::vector<uint32_t>(size_t(2) * grid * kernel->info[4], ~0u); }  // as a launch wants and leaves them
     void operator()(tq::DecodeParams params, cudaStream_t stream) const {
         void* args[] = {&params};
-        DRIVER(cuLaunchKernel(kernel->function, grid, 1, 1, kernel->info[0], 1, 1, kernel->info[1], stream, args, nullptr));
+        DRIVER(cuLaunchCooperativeKernel(kernel->function, grid, 1, 1, kernel->info[0], 1, 1, kernel->info[1], stream, args));
     }
 };
 inline DecodeLaunch decode_launch(int dim, int key, int value, int io, int rows, bool softcap, int grid = 0) {

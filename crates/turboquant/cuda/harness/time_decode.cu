@@ -49,8 +49,8 @@ int main(int argc, char** argv) {
             std::vector<uint16_t> q(size_t(64) * qo * dim);
             for (auto& x : q) x = ref::bf16_bits(normal(rng));
             Device<uint16_t> d_q(q), d_out(q.size());
-            Device<float> lse(size_t(64) * qo), partials(launch.partial_floats());
-            Device<uint32_t> counters(std::vector<uint32_t>(launch.counters(), 0));
+            Device<float> lse(size_t(64) * qo);
+            Device<uint32_t> partials(launch.partials());
             for (auto& batch_text : batches)
                 for (auto& context_text : contexts) {
                     int batch = std::stoi(batch_text), context = std::stoi(context_text);
@@ -59,7 +59,7 @@ int main(int argc, char** argv) {
                     Device<int> lens(std::vector<int>(batch, context));
                     tq::DecodeParams p = {};
                     p.out = d_out.at, p.lse = lse.at, p.q = d_q.at, p.pages = pool.at, p.seq_lens = lens.at;
-                    p.partials = partials.at, p.counters = counters.at, p.page_bytes = page_bytes;
+                    p.partials = reinterpret_cast<float*>(partials.at), p.page_bytes = page_bytes;
                     if (!book.empty()) std::memcpy(p.codebook, ref::codebook_bytes(book).data(), 8);
                     p.num_seqs = batch, p.num_kv_heads = kv, p.gqa_group = gqa, p.q_len = 1, p.page_size = PAGE;
                     p.max_pages = context / PAGE, p.sm_scale = 1 / std::sqrt(float(dim));

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use cudarc::driver::{
-    CudaContext, CudaFunction, CudaModule, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg, sys,
+    CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg,
+    sys,
 };
 
 use super::{
@@ -151,21 +152,22 @@ impl DecodeKernel {
         Ok(DecodeKernel { variant, loaded, grid, head_dim: rows.head_dim })
     }
 
-    /// Floats that [`DecodeParams::partials`] points to, whatever the lengths.
-    pub fn partial_floats(&self) -> usize {
-        2 * self.grid as usize * self.loaded.info[4] as usize
-    }
-
-    /// Words that [`DecodeParams::counters`] points to; zero before the first launch.
-    pub fn counters(&self) -> usize {
-        4 * self.grid as usize
+    /// What [`DecodeParams::partials`] points to, whatever the lengths: floats whose bytes are all 0xff, which
+    /// says that no part is there yet. A launch leaves them so; after one that failed, make them anew.
+    ///
+    /// # Errors
+    /// CUDA's own.
+    pub fn partials(&self, stream: &Arc<CudaStream>) -> Result<CudaSlice<u32>, GpuError> {
+        let words = 2 * self.grid as usize * self.loaded.info[4] as usize;
+        let filled = stream.clone_htod(&vec![u32::MAX; words]);
+        filled.map_err(|error| driver_error(format!("making room for the parts of {}", self.variant), &error))
     }
 
     /// Attention of `num_seqs * q_len` query tokens, on `stream`.
     ///
     /// # Safety
     /// Every address of `params` points to device memory as its field says, of the sizes that the
-    /// lengths on the device imply; launches that share `partials` or `counters` follow one another.
+    /// lengths on the device imply; launches that share `partials` follow one another.
     ///
     /// # Errors
     /// Numbers that the kernel cannot serve, and CUDA's own.
@@ -203,8 +205,10 @@ impl DecodeKernel {
             block_dim: (self.loaded.info[0], 1, 1),
             shared_mem_bytes: self.loaded.info[1],
         };
+        // Cooperative: CTAs wait for each other's parts, so all of them must be on the card at once.
         // SAFETY: the kernel takes one DecodeParams by value; the caller vouches for its addresses.
-        let launched = unsafe { stream.launch_builder(&self.loaded.function).arg(params).launch(config) };
+        let launched =
+            unsafe { stream.launch_builder(&self.loaded.function).arg(params).launch_cooperative(config) };
         let what = || {
             format!(
                 "launching {} for {} sequences of head_dim {}",

@@ -20,10 +20,9 @@ pub struct DecodeParams {
     pub seq_lens: u64,
     /// f32 `[num_qo_heads]`, or 0.
     pub sinks: u64,
-    /// f32, room for the parts of a split: see [`super::launch::DecodeKernel::partial_floats`].
+    /// f32, room for the parts of a split, every byte 0xff before a launch and after it: see
+    /// [`super::launch::DecodeKernel::partials`].
     pub partials: u64,
-    /// u32, zero before and after: see [`super::launch::DecodeKernel::counters`].
-    pub counters: u64,
     /// Bytes of a page.
     pub page_bytes: i64,
     /// See [`codebook_words`].
@@ -131,10 +130,10 @@ pub struct PrefillParams {
 }
 
 // The same numbers are asserted in params.cuh.
-const _: () = assert!(size_of::<DecodeParams>() == 128);
-const _: () = assert!(std::mem::offset_of!(DecodeParams, page_bytes) == 72);
-const _: () = assert!(std::mem::offset_of!(DecodeParams, num_seqs) == 88);
-const _: () = assert!(std::mem::offset_of!(DecodeParams, softcap) == 120);
+const _: () = assert!(size_of::<DecodeParams>() == 120);
+const _: () = assert!(std::mem::offset_of!(DecodeParams, page_bytes) == 64);
+const _: () = assert!(std::mem::offset_of!(DecodeParams, num_seqs) == 80);
+const _: () = assert!(std::mem::offset_of!(DecodeParams, softcap) == 112);
 const _: () = assert!(size_of::<StoreParams>() == 136);
 const _: () = assert!(std::mem::offset_of!(StoreParams, codebook) == 56);
 const _: () = assert!(std::mem::offset_of!(StoreParams, midpoints) == 76);
