@@ -9,7 +9,8 @@
 #define TQ_Q_RESIDENT (TQ_D * TQ_BLOCKS <= 128)
 #endif
 #ifndef TQ_TOGETHER
-#define TQ_TOGETHER (WARPS < 16 && fits(3) ? 2 : 1)
+// Measured on an H200: two where the second block of queries or 3-bit values ask for long chains.
+#define TQ_TOGETHER (WARPS < 16 && fits(3) && (TQ_BLOCKS > 1 || TQ_VALUE == tq::UNIFORM3) ? 2 : 1)
 #endif
 
 using Row = tq::Row<TQ_D, TQ_KEY, TQ_VALUE>;
@@ -45,7 +46,7 @@ template <int STAGES, int TOGETHER = 1>
 using With = Sized<WARPS, STAGES, TOGETHER>;
 TQ_ANYWHERE bool fits(int stages) { return With<1>::SHARED_BYTES + (stages - 1) * (With<2>::SHARED_BYTES - With<1>::SHARED_BYTES) <= CTA_BUDGET; }
 #ifndef TQ_STAGES
-#define TQ_STAGES (fits(8) ? 8 : fits(7) ? 7 : fits(6) ? 6 : fits(5) ? 5 : fits(4) ? 4 : fits(3) ? 3 : 2)
+#define TQ_STAGES (fits(12) ? 12 : fits(10) ? 10 : fits(8) ? 8 : fits(7) ? 7 : fits(6) ? 6 : fits(5) ? 5 : fits(4) ? 4 : fits(3) ? 3 : 2)
 #endif
 using Config = With<TQ_STAGES, TQ_TOGETHER>;
 static_assert(Config::SHARED_BYTES <= CTA_BUDGET, "two stages of one warp must fit");

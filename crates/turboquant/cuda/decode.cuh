@@ -1,9 +1,7 @@
 // Attention of a few query rows over paged, packed rows (decode, speculative verify).
 //
-// The work is one list of units (16 tokens of one KV head): KV heads and row blocks, sequences, their
-// units. Every CTA, one on a multiprocessor, takes an equal run of that list, computed from the
-// lengths on the device, so one captured launch serves any lengths. A run may end inside a head
-// ("segment"): its part then goes to `partials`, to be merged (merge.cuh).
+// Every CTA takes a run of units (runs.cuh). A run may end inside a head ("segment"): its part then goes to
+// `partials`, to be merged (merge.cuh).
 //
 // In a CTA every warp takes every NUM_WARPS-th unit of the run through its own ring and keeps its own
 // softmax state; warps meet only where a segment ends.
@@ -55,34 +53,12 @@ struct DecodeConfig {
     static constexpr int HALF_AT = SCALE_AT + ROWS * 4;
     static constexpr int BARRIERS_AT = HALF_AT + ROWS * 4;
     static constexpr int SPACES_AT = BARRIERS_AT + NUM_WARPS * STAGES * 8;  // u32 [NUM_WARPS] where each merges
-    static constexpr int SCAN_AT = SPACES_AT + (NUM_WARPS + 3) / 4 * 16;
-    static constexpr int STARTS_AT = SCAN_AT + NUM_WARPS * 4;  // [THREADS] list index where every n-th sequence starts
+    static constexpr int SEGMENTS_AT = (SPACES_AT + NUM_WARPS * 4 + 15) / 16 * 16;  // Segment [SEGMENT_PLACES]
+    static constexpr int SUMS_AT = SEGMENTS_AT + SEGMENT_PLACES * int(sizeof(Segment));  // u32 [NUM_WARPS] units of each warp's sequences
+    static constexpr int STARTS_AT = SUMS_AT + 2 * NUM_WARPS * 4;  // [THREADS] list index where every n-th sequence starts
     static constexpr int SHARED_BYTES = STARTS_AT + THREADS * 4;
     static_assert(BLOCKS == 1 || BLOCKS == 2, "8 or 16 query rows");
     static constexpr int ROWS_A_WARP = (ROWS + NUM_WARPS - 1) / NUM_WARPS;
-};
-
-// The units of one sequence, the same for all its heads and row blocks.
-struct Span {
-    i32 first;  // first unit
-    i32 count;  // at least 1: an empty sequence has one unit with nothing to see
-    i32 len;    // tokens
-};
-TQ_DEVICE Span span_of(const DecodeParams& p, int seq) {
-    i32 len = p.seq_lens[seq];
-    len = len < 0 ? 0 : len;
-    i32 low = p.window > 0 ? len - (p.q_len - 1) - p.window : 0;
-    i32 first = low > 0 ? low / UNIT : 0;
-    i32 count = (len + UNIT - 1) / UNIT - first;
-    return {first, count < 1 ? 1 : count, len};
-}
-
-// A place in the list of units.
-struct Place {
-    u32 list;  // head * row_blocks + row_block
-    i32 seq;
-    Span span;
-    u32 unit;  // of the span
 };
 
 template <class C>
@@ -90,113 +66,18 @@ struct Decode {
     using R = typename C::R;
     const DecodeParams& p;
     u8* smem;
+    Runs<C> runs;
     Merge<C> merge;
     int warp, lane, g, t;
-    u32 total, share;                   // units of the list and of a run
-    u32 run_end;                        // list index
-    u32 per_list;                       // units of one KV head and row block, over all sequences
-    int row_blocks, lists;              // lists: KV heads times row blocks
-    int starts_every;                   // sequences from one entry of starts to the next
+    u32 run_end;  // list index
+    static constexpr int PLANNER = C::NUM_WARPS - 1;  // the warp that works out where the next segment stands
 
-    TQ_DEVICE Decode(const DecodeParams& params, u8* shared) : p(params), smem(shared), merge{params, shared} {
+    TQ_DEVICE Decode(const DecodeParams& params, u8* shared) : p(params), smem(shared), runs{params, shared}, merge{params, shared} {
         warp = __shfl_sync(TQ_FULL_WARP, threadIdx.x / 32, 0);  // so that the compiler sees one value a warp
         lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-        row_blocks = (p.gqa_group * p.q_len + C::ROWS - 1) / C::ROWS;
-        lists = p.num_kv_heads * row_blocks;
-    }
-    TQ_DEVICE u32* starts() { return reinterpret_cast<u32*>(smem + C::STARTS_AT); }
-
-    // Measures the list and cuts it into runs.
-    TQ_DEVICE void plan_runs() {
-        u32* scan = reinterpret_cast<u32*>(smem + C::SCAN_AT);
-        // tables are often cold: their lines are fetched while the lengths are read
-        u64 line = (u64(blockIdx.x) * C::THREADS + threadIdx.x) * 128, table_bytes = u64(p.num_seqs) * p.max_pages * 4;
-        if (table_bytes <= 1 << 20 && line < table_bytes) prefetch(reinterpret_cast<const u8*>(p.block_tables) + line);
-        starts_every = (p.num_seqs + C::THREADS - 1) / C::THREADS;
-        u32 units = 0;
-        for (int i = 0; i < starts_every; i++) {
-            int seq = threadIdx.x * starts_every + i;
-            if (seq < p.num_seqs) units += span_of(p, seq).count;
-        }
-        u32 inclusive = units;
-#pragma unroll
-        for (int d = 1; d < 32; d *= 2) {
-            u32 other = __shfl_up_sync(TQ_FULL_WARP, inclusive, d);
-            if (lane >= d) inclusive += other;
-        }
-        if (lane == 31) scan[warp] = inclusive;
-        __syncthreads();
-        u32 before = 0;
-        total = 0;
-        for (int w = 0; w < C::NUM_WARPS; w++) {
-            if (w < warp) before += scan[w];
-            total += scan[w];
-        }
-        starts()[threadIdx.x] = before + inclusive - units;
-        __syncthreads();
-        per_list = total;
-        total *= lists;
-        share = (total + gridDim.x - 1) / gridDim.x;
-        if (share < 4 * C::NUM_WARPS) share = (share + C::NUM_WARPS - 1) / C::NUM_WARPS * C::NUM_WARPS;
-    }
-    TQ_DEVICE u32 run_of(u32 index) { return index / share; }
-
-    // Where a list index stands. KV heads are outermost, so that the CTAs of all heads pass a page at
-    // about the same time.
-    TQ_DEVICE Place locate(u32 index) {
-        Place place;
-        place.list = index / per_list;
-        index -= place.list * per_list;
-        int low = 0, high = (p.num_seqs + starts_every - 1) / starts_every;  // last entry at or below index
-        while (high - low > 1) {
-            int middle = (low + high) / 2;
-            if (starts()[middle] <= index) low = middle;
-            else high = middle;
-        }
-        place.seq = low * starts_every, place.unit = index - starts()[low];
-        place.span = span_of(p, place.seq);
-        while (place.unit >= u32(place.span.count)) {
-            place.unit -= place.span.count;
-            place.seq++;
-            place.span = span_of(p, place.seq);
-        }
-        return place;
-    }
-
-    // ---- copies ahead: lane l knows where this warp's unit 32 k + l of the run stands ----
-
-    struct Ahead {
-        i32 page;
-        u32 index;  // unit within the page
-    };
-    TQ_DEVICE Ahead look_ahead(u32 first_index, u32 run_end) {
-        u32 index = first_index + lane * C::NUM_WARPS;
-        index = index < run_end ? index : run_end - 1;
-        Place place = locate(index);
-        u32 unit = place.unit + place.span.first;
-        u32 per_page = p.page_size / UNIT;
-        u32 head = place.list / row_blocks;
-        return {p.block_tables[i64(place.seq) * p.max_pages + unit / per_page], unit % per_page * p.num_kv_heads + head};
-    }
-    TQ_DEVICE const u8* source_of(const Ahead& a) {
-        return p.pages + i64(a.page < 0 ? 0 : a.page) * p.page_bytes + i64(a.index) * R::UNIT_BYTES;
     }
 
     // ---- queries ----
-
-    TQ_DEVICE Segment segment_at(u32 index) {
-        Place place = locate(index);
-        Segment x;
-        x.begin = index - place.unit;
-        x.end = x.begin + place.span.count;
-        x.seq = place.seq, x.head = place.list / row_blocks, x.row_block = place.list % row_blocks;
-        x.rows = p.gqa_group * p.q_len - x.row_block * C::ROWS;
-        x.rows = x.rows < C::ROWS ? x.rows : C::ROWS;
-        x.first_run = run_of(x.begin), x.last_run = run_of(x.end - 1);
-        x.first_unit = place.span.first, x.len = place.span.len;
-        return x;
-    }
-
 
     static constexpr int PER_LANE = (C::D + 31) / 32;
     struct RawQueries {
@@ -207,16 +88,18 @@ struct Decode {
 #pragma unroll
         for (int k = 0; k < C::ROWS_A_WARP; k++) {
             int r = warp + k * C::NUM_WARPS, row = segment.row_block * C::ROWS + r;
-            i64 at = ((i64(segment.seq) * p.q_len + row / p.gqa_group) * p.num_kv_heads + segment.head) * p.gqa_group + row % p.gqa_group;
+            if (r >= segment.rows) break;
+            int token = p.q_len == 1 ? 0 : row / p.gqa_group;
+            i64 at = ((i64(segment.seq) * p.q_len + token) * p.num_kv_heads + segment.head) * p.gqa_group + row - token * p.gqa_group;
 #pragma unroll
             for (int i = 0; i < PER_LANE; i++) {
                 int d = lane + 32 * i;
-                raw.x[k][i] = r < segment.rows && d < C::D ? q[at * C::D + d] : u16(0);
+                raw.x[k][i] = d < C::D ? q[at * C::D + d] : u16(0);
             }
         }
     }
     // Rotates (Lloyd-Max keys), scales and rounds the rows of a segment into A operands.
-    TQ_DEVICE void stage_queries(const RawQueries& raw) {
+    TQ_DEVICE void stage_queries(const RawQueries& raw, int live) {
         constexpr int N = PER_LANE;
         u8* operands = smem + C::Q_AT;
         float* scales = reinterpret_cast<float*>(smem + C::SCALE_AT);
@@ -224,14 +107,15 @@ struct Decode {
         for (int k = 0; k < C::ROWS_A_WARP; k++) {
             int r = warp + k * C::NUM_WARPS;
             if (r >= C::ROWS) break;
-            float x[N];
+            float x[N] = {}, top = 0.0f;
+            if (r < live) {
 #pragma unroll
-            for (int i = 0; i < N; i++) x[i] = C::IO == BF16 ? bf16_to_f32(raw.x[k][i]) : f16_to_f32(raw.x[k][i]);
-            if constexpr (is_lloyd(R::KEY)) rotate_row<C::D>(x, lane);
-            float top = 0.0f;
+                for (int i = 0; i < N; i++) x[i] = C::IO == BF16 ? bf16_to_f32(raw.x[k][i]) : f16_to_f32(raw.x[k][i]);
+                if constexpr (is_lloyd(R::KEY)) rotate_row<C::D>(x, lane);
 #pragma unroll
-            for (int i = 0; i < N; i++) top = fmaxf(top, fabsf(x[i]));
-            top = warp_max(top);
+                for (int i = 0; i < N; i++) top = fmaxf(top, fabsf(x[i]));
+                top = warp_max(top);
+            }
             float scale;  // x = scale * stored
             if constexpr (is_lloyd(R::KEY)) {
                 scale = top * (2.0f / (32512.0f * R::NORM_GAIN)) * NORM_UNIT;  // 127 * 256; codes are halves
@@ -539,28 +423,25 @@ struct Decode {
         for (int w = 1; w < C::NUM_WARPS; w++) top = fmaxf(top, tops[w]);
         return top;
     }
-    template <class T>
-    TQ_DEVICE static void load_each(T (&to)[C::NUM_WARPS], const T* from) {  // 16-byte loads where there are enough
+    template <class T, int N>
+    TQ_DEVICE static void load_each(T (&to)[N], const T* from) {  // 16-byte loads where there are enough
         struct alignas(16) Four {
             T x[4];
         };
-        if constexpr (C::NUM_WARPS % 4 == 0) {
+        if constexpr (N % 4 == 0) {
 #pragma unroll
-            for (int w = 0; w < C::NUM_WARPS; w += 4) {
+            for (int w = 0; w < N; w += 4) {
                 Four four = *reinterpret_cast<const Four*>(from + w);
                 to[w] = four.x[0], to[w + 1] = four.x[1], to[w + 2] = four.x[2], to[w + 3] = four.x[3];
             }
         } else {
 #pragma unroll
-            for (int w = 0; w < C::NUM_WARPS; w++) to[w] = from[w];
+            for (int w = 0; w < N; w++) to[w] = from[w];
         }
     }
 
-    // Sums the warps' output; calls emit(row, dim, unnormalised o of 4 dims) for all of the live rows.
-    // `free_stage`: of this warp's ring, into which no copy is under way.
-    template <class Emit>
-    TQ_DEVICE void merge_warps(State& s, int free_stage, int live, Emit&& emit) {
-        u32* spaces = reinterpret_cast<u32*>(smem + C::SPACES_AT);
+    // Leaves this warp's running maxima and sums for the others, and where its output will stand.
+    TQ_DEVICE void post_state(State& s, u32 space) {
 #pragma unroll
         for (int b = 0; b < C::BLOCKS; b++) {
             if (t == 0) warp_tops(8 * b + g)[warp] = s.top[b];
@@ -573,17 +454,21 @@ struct Decode {
                 if (t == 0) warp_sums(8 * b + g)[warp] = sum;
             }
         }
-        u32 mine_at = C::MERGE_IN_RING ? C::RING_AT + (warp * C::STAGES + free_stage) * C::STAGE_BYTES
-                                       : C::MERGE_AT + warp * C::ROWS * C::MERGE_DIMS * 4;
-        if (lane == 0) spaces[warp] = mine_at;
-        __syncthreads();
-        if (threadIdx.x < C::ROWS) {
-            float tops[C::NUM_WARPS], sums[C::NUM_WARPS], top = cta_top(threadIdx.x), sum = 0.0f;
-            load_each(tops, warp_tops(threadIdx.x));
-            load_each(sums, warp_sums(threadIdx.x));
+        if (lane == 0) spaces()[warp] = space;
+    }
+    TQ_DEVICE u32* spaces() { return reinterpret_cast<u32*>(smem + C::SPACES_AT); }
+
+    // Sums the warps' output; calls emit(row, dim, unnormalised o of 4 dims) for all of the live rows. The states of all
+    // are posted.
+    template <class Emit>
+    TQ_DEVICE void merge_warps(State& s, int live, Emit&& emit) {
+        for (int row = warp; row < live; row += C::NUM_WARPS) {
+            float top = lane < C::NUM_WARPS ? warp_tops(row)[lane] : NEVER, sum = lane < C::NUM_WARPS ? warp_sums(row)[lane] : 0.0f;
+            float above = warp_max(top);
+            sum *= fast_exp2(top - above);
 #pragma unroll
-            for (int w = 0; w < C::NUM_WARPS; w++) sum += sums[w] * fast_exp2(tops[w] - top);
-            merge.total_of(threadIdx.x) = make_float2(top, sum);
+            for (int bit = 16; bit; bit /= 2) sum += shuffle_xor(sum, bit);
+            if (lane == 0) merge.total_of(row) = make_float2(above, sum);
         }
         float unit = 1.0f;
         if constexpr (UNIFORM) unit = s.gain == 0 ? 0.0f : inverse_of_power(SUBNORMAL * f16_to_f32(u16(s.gain)));
@@ -601,9 +486,9 @@ struct Decode {
         }
         // [ROWS][MERGE_DIMS], dims exchanged so that the rows of a warp's store fall on different banks
         constexpr int W = C::MERGE_DIMS, MASK = W % 32 == 0 ? 24 : 8;
+        float* mine = reinterpret_cast<float*>(smem + spaces()[warp]);
 #pragma unroll
         for (int first = 0; first < C::VALUE_BLOCKS; first += C::MERGE_BLOCKS) {
-            float* mine = reinterpret_cast<float*>(smem + mine_at);
 #pragma unroll
             for (int b = 0; b < C::BLOCKS; b++) {
                 if (8 * b + 2 * t >= live) continue;
@@ -624,7 +509,7 @@ struct Decode {
                 int row = at / across, d = at % across * 4;
                 const u8* place = smem + (row * W + (d ^ (row / 2 % 4 * 8 & MASK))) * 4;
                 u32 from[C::NUM_WARPS];
-                load_each(from, spaces);
+                load_each(from, spaces());
                 float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
                 for (int w = 0; w < C::NUM_WARPS; w++) {
@@ -638,32 +523,25 @@ struct Decode {
         fence_before_async_write();
     }
 
-    // True if the segment is shared: then this CTA's part is written.
-    TQ_DEVICE bool finish(State& s, int free_stage, const Segment& x) {
-        bool whole = x.first_run == x.last_run;
-        merge_warps(s, free_stage, x.rows, [&](int row, int d, const float4& o) {
-            float2 total = merge.total_of(row);
-            if (whole) merge.write_out(x, row, d, o, total.x, total.y);
-            else merge.write_part(x, row, d, o, total);
-        });
-        return !whole;
-    }
-
     // ---- a warp's copies ----
 
     struct Copies {
-        const u8* source;  // this lane's of the 32 units looked up last
+        typename Runs<C>::Spot spot;  // this lane's of the 32 units looked up last
         int used;          // of those
         int stage;         // to fill next
         u32 next;          // list index of the next unit to copy
     };
+    TQ_DEVICE void look_up(Copies& c) {
+        u32 index = c.next + lane * C::NUM_WARPS;
+        c.spot = runs.spot_of(index < run_end ? index : run_end - 1);
+        c.used = 0;
+    }
     TQ_DEVICE void copy_one(Copies& c, Ring<R, C::STAGES>& ring) {
         if (c.next < run_end) {
             if (c.used == 32) {
-                c.source = source_of(look_ahead(c.next, run_end));
-                c.used = 0;
+                look_up(c);
             }
-            ring.fill(c.stage, c.source, c.used, lane);
+            ring.fill(c.stage, runs.address_of(c.spot, R::UNIT_BYTES), c.used, lane);
             c.stage = c.stage + 1 == C::STAGES ? 0 : c.stage + 1;
             c.used++;
             c.next += C::NUM_WARPS;
@@ -675,30 +553,34 @@ struct Decode {
         Ring<R, C::STAGES> ring;
         ring.init(smem + C::RING_AT + warp * Ring<R, C::STAGES>::BYTES,
                   reinterpret_cast<u64*>(smem + C::BARRIERS_AT) + warp * C::STAGES, lane);
-        plan_runs();
-        if (u64(share) * blockIdx.x >= total) return;
-        u32 run_begin = share * blockIdx.x;
-        run_end = run_begin + share < total ? run_begin + share : total;
+        start_after_previous();
+        runs.plan(warp, lane);
+        u32 run_begin = runs.begin_of(blockIdx.x);
+        run_end = runs.end_of(blockIdx.x);
+        if (run_begin >= run_end) return;
 
-        Copies copies = {nullptr, 32, 0, run_begin + warp};
+        // The queries are asked for before the queue to memory is long. One warp works out which they are, the
+        // others meanwhile where their units are.
+        Copies copies = {{0, 0}, 32, 0, run_begin + warp};
+        if (warp == PLANNER) runs.post_segment(run_begin, 0, lane);
+        else if (copies.next < run_end) look_up(copies);
+        __syncthreads();
         u32 at = run_begin;
-        Segment x;
         RawQueries raw;
-        // the queries are asked for before the queue to memory is long
+        load_queries(raw, runs.segment(0));
 #pragma unroll 1
-        for (int i = 0; i < C::STAGES - 1; i++) {
-            if (i == (C::STAGES > 3 ? 2 : C::STAGES - 2)) {
-                x = segment_at(at);
-                load_queries(raw, x);
-            }
-            copy_one(copies, ring);
-        }
+        for (int i = 0; i < C::STAGES - 1; i++) copy_one(copies, ring);
         bool shares_first = false;
+        int place = 0;  // of the segment: 0 the run's first, 1 and 2 in turn the others
 
 #pragma unroll 1
         while (true) {
-            stage_queries(raw);
+            const Segment& x = runs.segment(place);
+            int next_place = place == 1 ? 2 : 1;
+            stage_queries(raw, x.rows);
             __syncthreads();
+            bool more = x.end < run_end;
+            if (more && warp == PLANNER) runs.post_segment(x.end, next_place, lane);
             Queries queries;
             Rows rows;
             State s;
@@ -708,32 +590,33 @@ struct Decode {
             i32 seen_from = p.window > 0 ? x.len - p.window : 0, seen_to = x.len - (p.q_len - 1);
             i32 first_inner = (seen_from > 0 ? (seen_from + UNIT - 1) / UNIT : 0) - x.first_unit;
             i32 inner = (seen_to > 0 ? seen_to / UNIT : 0) - x.first_unit - first_inner;
-            u32 inner_begin = x.begin + first_inner;
+            u32 inner_begin = x.begin + first_inner, first_index = x.begin - x.first_unit;
+            i32 len = x.len;
             inner = inner > 0 ? inner : 0;
             // this warp's first unit of the run's part in this segment
             u32 next = at + (warp + C::NUM_WARPS - (at - run_begin) % C::NUM_WARPS) % C::NUM_WARPS;
             auto unit_of = [&](u32 index, int stage) {
-                return Unit{smem + C::RING_AT + (warp * C::STAGES + stage) * C::STAGE_BYTES, i32(index - x.begin + x.first_unit) * UNIT};
+                return Unit{smem + C::RING_AT + (warp * C::STAGES + stage) * C::STAGE_BYTES, i32(index - first_index) * UNIT};
             };
             auto at_edge = [&](u32 index) { return index - inner_begin >= u32(inner); };
-            if constexpr (C::TOGETHER == 2) {
+            if constexpr (C::TOGETHER > 1) {
 #pragma unroll 1
-                while (next + C::NUM_WARPS < end) {
-                    Unit units[2];
+                while (next + (C::TOGETHER - 1) * C::NUM_WARPS < end) {
+                    Unit units[C::TOGETHER];
+                    bool edge = false;
                     copy_one(copies, ring);
-                    ring.wait();
-                    units[0] = unit_of(next, ring.stage);
-                    bool edge = at_edge(next);
-                    ring.advance();
-                    next += C::NUM_WARPS;
-                    ring.wait();
-                    units[1] = unit_of(next, ring.stage);
-                    edge |= at_edge(next);
-                    ring.advance();
-                    next += C::NUM_WARPS;
-                    consume(s, rows, queries, units, x.len, edge);
+#pragma unroll
+                    for (int u = 0; u < C::TOGETHER; u++) {
+                        ring.wait();
+                        units[u] = unit_of(next, ring.stage);
+                        edge |= at_edge(next);
+                        ring.advance();
+                        next += C::NUM_WARPS;
+                    }
+                    consume(s, rows, queries, units, len, edge);
                     warp_sync();
-                    copy_one(copies, ring);
+#pragma unroll 1
+                    for (int u = 1; u < C::TOGETHER; u++) copy_one(copies, ring);
                 }
             }
 #pragma unroll 1
@@ -742,23 +625,27 @@ struct Decode {
                 ring.wait();
                 Unit units[1] = {unit_of(next, ring.stage)};
                 ring.advance();
-                consume(s, rows, queries, units, x.len, at_edge(next));
+                consume(s, rows, queries, units, len, at_edge(next));
                 warp_sync();
             }
+            u32 ring_at = C::RING_AT + warp * C::STAGES * C::STAGE_BYTES;
             int free_stage = ring.stage == 0 ? C::STAGES - 1 : ring.stage - 1;
-            Segment done = x;
-            at = end;
-            bool more = at < run_end;
-            if (more) {
-                x = segment_at(at);
-                load_queries(raw, x);
-            }
-            bool shared = finish(s, free_stage, done);
+            post_state(s, C::MERGE_IN_RING ? ring_at + free_stage * C::STAGE_BYTES : C::MERGE_AT + warp * C::ROWS * C::MERGE_DIMS * 4);
+            __syncthreads();
+            if (more) load_queries(raw, runs.segment(next_place));
+            bool shared = x.first_run != x.last_run;
+            merge_warps(s, x.rows, [&](int row, int d, const float4& o) {
+                float2 total = merge.total_of(row);
+                if (shared) merge.write_part(x, row, d, o, total);
+                else merge.write_out(x, row, d, o, total.x, total.y);
+            });
             if (!more) {
-                if (shares_first || shared) merge.merge_shared(shares_first ? segment_at(run_begin) : done, shares_first, done, shared, warp, lane);
+                if (shares_first || shared) merge.merge_shared(runs.segment(0), shares_first, x, shared, warp, lane);
                 break;
             }
             shares_first |= shared;
+            at = x.end;
+            place = next_place;
         }
     }
 

@@ -59,6 +59,11 @@ TQ_DEVICE float fast_exp2(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+TQ_DEVICE float fast_log2(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 TQ_DEVICE float fast_rsqrt(float x) {
     float y;
     asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -68,6 +73,11 @@ TQ_DEVICE float fast_reciprocal(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+TQ_DEVICE u32 high_product(u32 a, u32 b) {
+    u32 d;
+    asm("mul.hi.u32 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
 }
 TQ_DEVICE u32 byte_permute(u32 a, u32 b, u32 selector) {
     u32 d;
@@ -179,8 +189,14 @@ TQ_DEVICE void receive(const float* at, float4& x) {
 TQ_DEVICE void receive(const float* at, float2& x) {
     asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(at) : "memory");
 }
-TQ_DEVICE void pause() {
-    asm volatile("nanosleep.u32 100;");
+TQ_DEVICE void pause() { asm volatile("nanosleep.u32 40;"); }
+
+// Lets the next launch of the stream set up, if it was asked for so, and waits for what the previous wrote.
+TQ_DEVICE void start_after_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 // Not ordered against ordinary loads, so that those may be started earlier: a barrier must stand between.

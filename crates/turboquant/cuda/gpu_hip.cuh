@@ -129,6 +129,7 @@ TQ_DEVICE void send(float* at, const float2& x) { send(at, x.x), send(at + 1, x.
 TQ_DEVICE void receive(const float* at, float& x) { x = __hip_atomic_load(at, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
 TQ_DEVICE void receive(const float* at, float4& x) { receive(at, x.x), receive(at + 1, x.y), receive(at + 2, x.z), receive(at + 3, x.w); }
 TQ_DEVICE void receive(const float* at, float2& x) { receive(at, x.x), receive(at + 1, x.y); }
+TQ_DEVICE void start_after_previous() {}
 TQ_DEVICE void pause() { __builtin_amdgcn_s_sleep(2); }
 
 typedef _Float16 HalfPair __attribute__((ext_vector_type(2)));
@@ -144,6 +145,8 @@ TQ_DEVICE u16 f32_to_bf16(float f) {
 }
 TQ_DEVICE u32 pack_bf16(float lo, float hi) { return u32(f32_to_bf16(hi)) << 16 | f32_to_bf16(lo); }
 TQ_DEVICE float fast_exp2(float x) { return __builtin_amdgcn_exp2f(x); }
+TQ_DEVICE float fast_log2(float x) { return __builtin_amdgcn_logf(x); }
+TQ_DEVICE u32 high_product(u32 a, u32 b) { return u32(u64(a) * b >> 32); }
 TQ_DEVICE float fast_reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
 TQ_DEVICE float fast_rsqrt(float x) { return __builtin_amdgcn_rsqf(x); }
 

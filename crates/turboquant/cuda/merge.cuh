@@ -6,18 +6,9 @@
 // holds ABSENT, and whoever has read it puts ABSENT back for the next launch. A launch is cooperative, so all CTAs
 // are on the card at once, and none waits before its own parts are written.
 #pragma once
-#include "layout.cuh"
-#include "params.cuh"
+#include "runs.cuh"
 
 namespace tq {
-
-// The units of one head and row block of one sequence.
-struct Segment {
-    u32 begin, end;  // list indices
-    i32 seq, head, row_block, rows;
-    u32 first_run, last_run;
-    i32 first_unit, len;  // of the sequence
-};
 
 constexpr u32 ABSENT = 0xffffffffu;  // a NaN that no instruction makes
 
@@ -33,8 +24,8 @@ struct Merge {
     // Four dims of a row of the output, and lse; `top` and `sum` without the sink, `o` unnormalised.
     TQ_DEVICE void write_out(const Segment& x, int row, int d, const float4& o, float top, float sum) {
         row += x.row_block * C::ROWS;
-        int q_head = x.head * p.gqa_group + row % p.gqa_group;
-        i64 at = (i64(x.seq) * p.q_len + row / p.gqa_group) * p.num_kv_heads * p.gqa_group + q_head;
+        int token = p.q_len == 1 ? 0 : row / p.gqa_group, q_head = x.head * p.gqa_group + row - token * p.gqa_group;
+        i64 at = (i64(x.seq) * p.q_len + token) * p.num_kv_heads * p.gqa_group + q_head;
         float factor = 1.0f;
         if (p.sinks) {
             float sink = p.sinks[q_head] * LOG2E;
@@ -46,7 +37,7 @@ struct Merge {
         factor = sum == 0.0f ? 0.0f : factor * fast_reciprocal(sum);  // nothing seen: 0
         auto pack = [](float a, float b) { return C::IO == BF16 ? pack_bf16(a, b) : pack_f16(a, b); };
         *reinterpret_cast<Words2*>(static_cast<u16*>(p.out) + at * C::D + d) = {{pack(o.x * factor, o.y * factor), pack(o.z * factor, o.w * factor)}};
-        if (p.lse && d == 0) p.lse[at] = sum == 0.0f ? -__int_as_float(0x7f800000) : (top + log2f(sum)) * LN2;
+        if (p.lse && d == 0) p.lse[at] = sum == 0.0f ? -__int_as_float(0x7f800000) : (top + fast_log2(sum)) * LN2;
     }
 
     // A run has at most two parts: of the segment it begins in and of the one it ends in.

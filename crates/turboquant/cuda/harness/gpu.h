@@ -86,7 +86,15 @@ struct DecodeLaunch {
     std::vector<uint32_t> partials() const { return std::vector<uint32_t>(size_t(2) * grid * kernel->info[4], ~0u); }  // as a launch wants and leaves them
     void operator()(tq::DecodeParams params, cudaStream_t stream) const {
         void* args[] = {&params};
-        DRIVER(cuLaunchCooperativeKernel(kernel->function, grid, 1, 1, kernel->info[0], 1, 1, kernel->info[1], stream, args));
+        CUlaunchAttribute attributes[2] = {};
+        attributes[0].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE, attributes[0].value.cooperative = 1;
+        attributes[1].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, attributes[1].value.programmaticStreamSerializationAllowed = 1;
+        CUlaunchConfig config = {};
+        config.gridDimX = grid, config.gridDimY = config.gridDimZ = 1;
+        config.blockDimX = kernel->info[0], config.blockDimY = config.blockDimZ = 1;
+        config.sharedMemBytes = kernel->info[1], config.hStream = stream;
+        config.attrs = attributes, config.numAttrs = std::getenv("TQ_PDL") && std::atoi(std::getenv("TQ_PDL")) ? 2 : 1;
+        DRIVER(cuLaunchKernelEx(&config, kernel->function, args, nullptr));
     }
 };
 inline DecodeLaunch decode_launch(int dim, int key, int value, int io, int rows, bool softcap, int grid = 0) {
