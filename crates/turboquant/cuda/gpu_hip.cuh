@@ -146,7 +146,6 @@ TQ_DEVICE u16 f32_to_bf16(float f) {
 TQ_DEVICE u32 pack_bf16(float lo, float hi) { return u32(f32_to_bf16(hi)) << 16 | f32_to_bf16(lo); }
 TQ_DEVICE float fast_exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 TQ_DEVICE float fast_log2(float x) { return __builtin_amdgcn_logf(x); }
-TQ_DEVICE u32 high_product(u32 a, u32 b) { return u32(u64(a) * b >> 32); }
 TQ_DEVICE float fast_reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
 TQ_DEVICE float fast_rsqrt(float x) { return __builtin_amdgcn_rsqf(x); }
 

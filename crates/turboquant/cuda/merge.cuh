@@ -53,8 +53,8 @@ struct Merge {
 
     // Merges this CTA's slices of the segments it shares, half of the warps one and half the other.
     TQ_DEVICE void merge_shared(const Segment& first, bool shares_first, const Segment& last, bool shares_last, int warp, int lane) {
-        constexpr int HALF = C::NUM_WARPS / 2;
-        bool halves = shares_first && shares_last && HALF > 0;
+        constexpr int HALF = C::NUM_WARPS > 1 ? C::NUM_WARPS / 2 : 1;
+        bool halves = shares_first && shares_last && C::NUM_WARPS > 1;
 #pragma unroll 1
         for (int turn = shares_first ? 0 : 1; turn < (shares_last ? 2 : 1); turn++) {
             if (halves && turn != warp / HALF) continue;

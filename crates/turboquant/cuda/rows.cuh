@@ -36,22 +36,12 @@ TQ_ANYWHERE int key_steps() {
 
 // An integer code v stands for v + 1/2, so that ~v is its negative.
 
-#ifndef TQ_PRODUCT_SHIFT
-#define TQ_PRODUCT_SHIFT 0
-#endif
-// w >> BITS; by the product's upper half it takes a multiplier instead of the busier logic unit
-template <int BITS, int WHICH>
-TQ_DEVICE u32 shifted_down(u32 w) {
-    if constexpr (TQ_PRODUCT_SHIFT & WHICH) return high_product(w, 1u << (32 - BITS));
-    else return w >> BITS;
-}
-
 // Eight sign-magnitude codes: b0 = codes 0-3, b1 = codes 4-7.
 TQ_DEVICE void lookup_sign_magnitude(const u32 (&book)[2], u32 w, u32& b0, u32& b1) {
     u32 magnitude = w & 0x77777777u;
     b0 = byte_permute(book[0], book[1], magnitude) ^ byte_permute(w, w, 0xba98u);  // signs spread over bytes
     u32 up = w << 4;
-    b1 = byte_permute(book[0], book[1], shifted_down<16, 1>(magnitude)) ^ byte_permute(up, up, 0xba98u);
+    b1 = byte_permute(book[0], book[1], magnitude >> 16) ^ byte_permute(up, up, 0xba98u);
 }
 
 // The last half step of 16 dims: four codes of tile 0 in the lower half of the word, of tile 1 in the upper,
@@ -164,7 +154,7 @@ TQ_DEVICE void for_each_value_block(const u8* values, int lane, F&& use) {
             load_words<WORDS, Q>(w, values, lane);
             auto two = [&](int i, u32 low, u32 high) {
                 use(i, low & 0x000f000fu, low & 0x00f000f0u, high & 0x000f000fu, high & 0x00f000f0u);
-                low = shifted_down<8, 2>(low), high = shifted_down<8, 2>(high);
+                low >>= 8, high >>= 8;
                 use(i + 1, low & 0x000f000fu, low & 0x00f000f0u, high & 0x000f000fu, high & 0x00f000f0u);
             };
             if constexpr (4 * Q + 2 <= WORDS) two(4 * Q, w[0], w[1]);

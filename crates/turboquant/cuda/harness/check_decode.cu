@@ -124,6 +124,7 @@ static std::vector<uint16_t> run(const Case& c, uint16_t fill, int grid, std::ve
         pages[i] = (pages[i] & c.used[i]) | (uint8_t(fill >> (i % 2 * 8)) & ~c.used[i]);
     int rows = c.gqa * c.q_len, seqs = int(c.lens.size());
     auto launch = decode_launch(c.dim, c.key, c.value, c.io, rows, c.softcap > 0, grid);
+    launch.overlap = grid == 0;
     Device<uint8_t> d_pages(pages);
     Device<int> d_tables(c.tables), d_lens(c.lens);
     Device<uint16_t> d_q(c.q);

@@ -83,6 +83,7 @@ inline void launch_store(const Kernel& k, tq::StoreParams params, cudaStream_t s
 struct DecodeLaunch {
     Kernel* kernel;
     int grid;
+    bool overlap = false;  // may set up while the stream's previous kernel ends
     std::vector<uint32_t> partials() const { return std::vector<uint32_t>(size_t(2) * grid * kernel->info[4], ~0u); }  // as a launch wants and leaves them
     void operator()(tq::DecodeParams params, cudaStream_t stream) const {
         void* args[] = {&params};
@@ -93,7 +94,7 @@ struct DecodeLaunch {
         config.gridDimX = grid, config.gridDimY = config.gridDimZ = 1;
         config.blockDimX = kernel->info[0], config.blockDimY = config.blockDimZ = 1;
         config.sharedMemBytes = kernel->info[1], config.hStream = stream;
-        config.attrs = attributes, config.numAttrs = std::getenv("TQ_PDL") && std::atoi(std::getenv("TQ_PDL")) ? 2 : 1;
+        config.attrs = attributes, config.numAttrs = overlap ? 2 : 1;
         DRIVER(cuLaunchKernelEx(&config, kernel->function, args, nullptr));
     }
 };

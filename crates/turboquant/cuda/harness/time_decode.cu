@@ -1,5 +1,5 @@
 // Times the decode kernels with KV from memory: every launch of a captured graph reads pages no recent
-// launch has read. Prints one table.
+// launch has read. Prints one table; "overlap": launches that may set up while the previous one ends.
 //   time_decode KERNEL_FOLDER [FORMATS [SHAPES [BATCHES [CONTEXTS [GRID]]]]]   comma separated
 //   formats: 4bit_nc k8v4 k3v4_nc 3bit_nc fp8 bf16; shapes: 32/8/128 and the like
 #include <algorithm>
@@ -9,6 +9,40 @@
 #include "arguments.h"
 #include "gpu.h"
 #include "random_pages.h"
+
+// A launch, from a captured graph of one launch for each set of pages.
+static double median_us(const DecodeLaunch& launch, tq::DecodeParams p, const int* tables, size_t set_pages, size_t sets, cudaStream_t stream) {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    for (size_t s = 0; s < sets; s++) {
+        p.block_tables = tables + s * set_pages;
+        launch(p, stream);
+    }
+    CUDA(cudaStreamEndCapture(stream, &graph));
+    CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    cudaEvent_t a, b;
+    CUDA(cudaEventCreate(&a));
+    CUDA(cudaEventCreate(&b));
+    std::vector<float> times;
+    double spent = 0;
+    for (int r = 0; r < 21 && (r < 4 || spent < 60); r++) {
+        CUDA(cudaEventRecord(a, stream));
+        CUDA(cudaGraphLaunch(exec, stream));
+        CUDA(cudaEventRecord(b, stream));
+        CUDA(cudaEventSynchronize(b));
+        float ms;
+        CUDA(cudaEventElapsedTime(&ms, a, b));
+        if (r > 0) times.push_back(ms);
+        spent += ms;
+    }
+    CUDA(cudaEventDestroy(a));
+    CUDA(cudaEventDestroy(b));
+    CUDA(cudaGraphExecDestroy(exec));
+    CUDA(cudaGraphDestroy(graph));
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2] * 1e3 / sets;
+}
 
 int main(int argc, char** argv) {
     kernel_folder = argc > 1 ? argv[1] : ".";
@@ -21,7 +55,7 @@ int main(int argc, char** argv) {
     CUDA(cudaGetDeviceProperties(&prop, 0));
     std::printf("%s, %d multiprocessors; KV from memory, pages of %zu in random order, graph replay, median\n", prop.name,
                 prop.multiProcessorCount, PAGE);
-    std::printf("%-8s %-9s %4s %7s %9s %9s %7s\n", "format", "shape", "B", "ctx", "us", "GB/s", "of4610");
+    std::printf("%-8s %-9s %4s %7s %9s %9s %7s %9s\n", "format", "shape", "B", "ctx", "us", "GB/s", "of4610", "overlap");
 
     size_t pages = TOKENS / PAGE;
     std::vector<int> order(pages);
@@ -63,36 +97,14 @@ int main(int argc, char** argv) {
                     if (!book.empty()) std::memcpy(p.codebook, ref::codebook_bytes(book).data(), 8);
                     p.num_seqs = batch, p.num_kv_heads = kv, p.gqa_group = gqa, p.q_len = 1, p.page_size = PAGE;
                     p.max_pages = context / PAGE, p.sm_scale = 1 / std::sqrt(float(dim));
-                    cudaGraph_t graph;
-                    cudaGraphExec_t exec;
-                    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-                    for (size_t s = 0; s < sets; s++) {
-                        p.block_tables = tables.at + s * set_pages;
-                        launch(p, stream);
+                    double us[2];
+                    for (int overlap = 0; overlap < 2; overlap++) {
+                        launch.overlap = overlap;
+                        us[overlap] = median_us(launch, p, tables.at, set_pages, sets, stream);
                     }
-                    CUDA(cudaStreamEndCapture(stream, &graph));
-                    CUDA(cudaGraphInstantiate(&exec, graph, 0));
-                    cudaEvent_t a, b;
-                    CUDA(cudaEventCreate(&a));
-                    CUDA(cudaEventCreate(&b));
-                    std::vector<float> times;
-                    double spent = 0;
-                    for (int r = 0; r < 21 && (r < 4 || spent < 60); r++) {
-                        CUDA(cudaEventRecord(a, stream));
-                        CUDA(cudaGraphLaunch(exec, stream));
-                        CUDA(cudaEventRecord(b, stream));
-                        CUDA(cudaEventSynchronize(b));
-                        float ms;
-                        CUDA(cudaEventElapsedTime(&ms, a, b));
-                        if (r > 0) times.push_back(ms);
-                        spent += ms;
-                    }
-                    std::sort(times.begin(), times.end());
-                    double us = times[times.size() / 2] * 1e3 / sets, gbs = set_bytes / us * 1e-3;
-                    std::printf("%-8s %-9s %4d %7d %9.2f %9.0f %6.1f%%\n", name.c_str(), shape.c_str(), batch, context, us, gbs, gbs / 46.10);
+                    double gbs = set_bytes / us[0] * 1e-3;
+                    std::printf("%-8s %-9s %4d %7d %9.2f %9.0f %6.1f%% %9.2f\n", name.c_str(), shape.c_str(), batch, context, us[0], gbs, gbs / 46.10, us[1]);
                     std::fflush(stdout);
-                    CUDA(cudaGraphExecDestroy(exec));
-                    CUDA(cudaGraphDestroy(graph));
                 }
         }
     }

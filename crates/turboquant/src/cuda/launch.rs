@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use cudarc::driver::{
-    CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg,
-    sys,
+    CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DeviceRepr, DriverError, LaunchConfig,
+    PushKernelArg, sys,
 };
 
 use super::{
@@ -132,6 +132,7 @@ pub struct DecodeKernel {
     loaded: Loaded,
     grid: u32,
     head_dim: usize,
+    overlaps: bool, // launches may overlap the end of the stream's previous kernel
 }
 
 impl DecodeKernel {
@@ -149,7 +150,13 @@ impl DecodeKernel {
         let loaded = gpu.load(&variant, 6)?;
         loaded.take_shared_memory(&variant)?;
         let grid = gpu.multiprocessors * loaded.info[3].max(1);
-        Ok(DecodeKernel { variant, loaded, grid, head_dim: rows.head_dim })
+        Ok(DecodeKernel {
+            variant,
+            loaded,
+            grid,
+            head_dim: rows.head_dim,
+            overlaps: gpu.capability >= (9, 0),
+        })
     }
 
     /// What [`DecodeParams::partials`] points to, whatever the lengths: floats whose bytes are all 0xff, which
@@ -200,22 +207,72 @@ impl DecodeKernel {
         if lists.checked_mul(units).is_none_or(|n| n >= 1 << 31) {
             return refuse("a batch of units", units, "fewer than 2^31 over all heads");
         }
-        let config = LaunchConfig {
-            grid_dim: (self.grid, 1, 1),
-            block_dim: (self.loaded.info[0], 1, 1),
-            shared_mem_bytes: self.loaded.info[1],
+        let launched = if self.overlaps {
+            // SAFETY: as for this function.
+            unsafe { self.launch_overlapping(stream, params) }
+        } else {
+            let config = LaunchConfig {
+                grid_dim: (self.grid, 1, 1),
+                block_dim: (self.loaded.info[0], 1, 1),
+                shared_mem_bytes: self.loaded.info[1],
+            };
+            // SAFETY: the kernel takes one DecodeParams by value; the caller vouches for its addresses.
+            unsafe { stream.launch_builder(&self.loaded.function).arg(params).launch_cooperative(config) }
+                .map(|_| ())
         };
-        // Cooperative: CTAs wait for each other's parts, so all of them must be on the card at once.
-        // SAFETY: the kernel takes one DecodeParams by value; the caller vouches for its addresses.
-        let launched =
-            unsafe { stream.launch_builder(&self.loaded.function).arg(params).launch_cooperative(config) };
         let what = || {
             format!(
                 "launching {} for {} sequences of head_dim {}",
                 self.variant, params.num_seqs, self.head_dim
             )
         };
-        launched.map(|_| ()).map_err(|error| driver_error(what(), &error))
+        launched.map_err(|error| driver_error(what(), &error))
+    }
+
+    /// A cooperative launch (CTAs wait for each other's parts, so all of them must be on the card at once) that
+    /// may set up while the stream's previous kernel ends; the kernel itself waits for that end before it reads.
+    ///
+    /// # Safety
+    /// As [`DecodeKernel::launch`].
+    unsafe fn launch_overlapping(
+        &self,
+        stream: &Arc<CudaStream>,
+        params: &DecodeParams,
+    ) -> Result<(), DriverError> {
+        use sys::CUlaunchAttributeID_enum as Id;
+        let attribute = |id, value| sys::CUlaunchAttribute { id, value, pad: [0; 4] };
+        let mut attributes = [
+            attribute(Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, sys::CUlaunchAttributeValue { cooperative: 1 }),
+            attribute(
+                Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+            ),
+        ];
+        let config = sys::CUlaunchConfig {
+            gridDimX: self.grid,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: self.loaded.info[0],
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.loaded.info[1],
+            hStream: stream.cu_stream(),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
+        };
+        let mut arguments = [std::ptr::from_ref(params).cast_mut().cast::<std::ffi::c_void>()];
+        stream.context().bind_to_thread()?;
+        // SAFETY: the kernel takes one DecodeParams by value, which the driver copies; the caller vouches for its
+        // addresses.
+        unsafe {
+            sys::cuLaunchKernelEx(
+                &config,
+                self.loaded.function.cu_function(),
+                arguments.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        }
+        .result()
     }
 }
 

@@ -385,6 +385,7 @@ impl Variant {
             Variant::Decode { .. } => &[
                 rows,
                 include_str!("../../cuda/ring.cuh"),
+                include_str!("../../cuda/runs.cuh"),
                 include_str!("../../cuda/merge.cuh"),
                 include_str!("../../cuda/decode.cuh"),
                 include_str!("../../cuda/decode.cu"),
