@@ -527,9 +527,9 @@ struct Decode {
 
     struct Copies {
         typename Runs<C>::Spot spot;  // this lane's of the 32 units looked up last
-        int used;          // of those
-        int stage;         // to fill next
-        u32 next;          // list index of the next unit to copy
+        int used;                     // of those
+        int stage;                    // to fill next
+        u32 next;                     // list index of the next unit to copy
     };
     TQ_DEVICE void look_up(Copies& c) {
         u32 index = c.next + lane * C::NUM_WARPS;
@@ -538,9 +538,7 @@ struct Decode {
     }
     TQ_DEVICE void copy_one(Copies& c, Ring<R, C::STAGES>& ring) {
         if (c.next < run_end) {
-            if (c.used == 32) {
-                look_up(c);
-            }
+            if (c.used == 32) look_up(c);
             ring.fill(c.stage, runs.address_of(c.spot, R::UNIT_BYTES), c.used, lane);
             c.stage = c.stage + 1 == C::STAGES ? 0 : c.stage + 1;
             c.used++;
