@@ -58,9 +58,7 @@ struct DecodeConfig {
     static constexpr int STARTS_AT = SUMS_AT + 2 * NUM_WARPS * 4;  // [THREADS] list index where every n-th sequence starts
     static constexpr int SHARED_BYTES = STARTS_AT + THREADS * 4;
     static_assert(BLOCKS == 1 || BLOCKS == 2, "8 or 16 query rows");
-    static_assert((NUM_WARPS & (NUM_WARPS - 1)) == 0, "a power of two");
-    static constexpr int FEW_WARPS = NUM_WARPS >= 16 ? NUM_WARPS / 2 : NUM_WARPS;  // stay where no other has a unit
-    static constexpr int ROWS_A_WARP = (ROWS + FEW_WARPS - 1) / FEW_WARPS;
+    static constexpr int ROWS_A_WARP = (ROWS + NUM_WARPS - 1) / NUM_WARPS;
 };
 
 template <class C>
@@ -72,14 +70,12 @@ struct Decode {
     Merge<C> merge;
     int warp, lane, g, t;
     u32 run_end;  // list index
-    int warps;    // that work: FEW_WARPS or all; the last works out where the next segment stands
+    static constexpr int PLANNER = C::NUM_WARPS - 1;  // the warp that works out where the next segment stands
 
     TQ_DEVICE Decode(const DecodeParams& params, u8* shared) : p(params), smem(shared), runs{params, shared}, merge{params, shared} {
         warp = __shfl_sync(TQ_FULL_WARP, threadIdx.x / 32, 0);  // so that the compiler sees one value a warp
         lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     }
-
-    TQ_DEVICE void sync() { named_sync(32 * warps); }
 
     // ---- queries ----
 
@@ -91,7 +87,7 @@ struct Decode {
         const u16* q = static_cast<const u16*>(p.q);
 #pragma unroll
         for (int k = 0; k < C::ROWS_A_WARP; k++) {
-            int r = warp + k * warps, row = segment.row_block * C::ROWS + r;
+            int r = warp + k * C::NUM_WARPS, row = segment.row_block * C::ROWS + r;
             if (r >= segment.rows) break;
             int token = p.q_len == 1 ? 0 : row / p.gqa_group;
             i64 at = ((i64(segment.seq) * p.q_len + token) * p.num_kv_heads + segment.head) * p.gqa_group + row - token * p.gqa_group;
@@ -109,7 +105,7 @@ struct Decode {
         float* scales = reinterpret_cast<float*>(smem + C::SCALE_AT);
 #pragma unroll
         for (int k = 0; k < C::ROWS_A_WARP; k++) {
-            int r = warp + k * warps;
+            int r = warp + k * C::NUM_WARPS;
             if (r >= C::ROWS) break;
             float x[N] = {}, top = 0.0f;
             if (r < live) {
@@ -420,15 +416,11 @@ struct Decode {
     TQ_DEVICE float* warp_tops(int row) { return reinterpret_cast<float*>(smem + C::STATE_AT) + row * C::STATE_STRIDE; }
     TQ_DEVICE float* warp_sums(int row) { return warp_tops(row) + C::ROWS * C::STATE_STRIDE; }
     TQ_DEVICE float cta_top(int row) {
-        float top = NEVER;
+        float tops[C::NUM_WARPS];
+        load_each(tops, warp_tops(row));
+        float top = tops[0];
 #pragma unroll
-        for (int first = 0; first < C::NUM_WARPS; first += C::FEW_WARPS) {
-            if (first >= warps) break;
-            float tops[C::FEW_WARPS];
-            load_each(tops, warp_tops(row) + first);
-#pragma unroll
-            for (int w = 0; w < C::FEW_WARPS; w++) top = fmaxf(top, tops[w]);
-        }
+        for (int w = 1; w < C::NUM_WARPS; w++) top = fmaxf(top, tops[w]);
         return top;
     }
     template <class T, int N>
@@ -470,8 +462,8 @@ struct Decode {
     // are posted.
     template <class Emit>
     TQ_DEVICE void merge_warps(State& s, int live, Emit&& emit) {
-        for (int row = warp; row < live; row += warps) {
-            float top = lane < warps ? warp_tops(row)[lane] : NEVER, sum = lane < warps ? warp_sums(row)[lane] : 0.0f;
+        for (int row = warp; row < live; row += C::NUM_WARPS) {
+            float top = lane < C::NUM_WARPS ? warp_tops(row)[lane] : NEVER, sum = lane < C::NUM_WARPS ? warp_sums(row)[lane] : 0.0f;
             float above = warp_max(top);
             sum *= fast_exp2(top - above);
 #pragma unroll
@@ -510,27 +502,23 @@ struct Decode {
                     }
                 }
             }
-            sync();
+            __syncthreads();
             constexpr int LEFT = C::D;
             int across = (LEFT - 16 * first < W ? LEFT - 16 * first : W) / 4;  // vectors of 4 dims
-            for (int at = threadIdx.x; at < live * across; at += 32 * warps) {
+            for (int at = threadIdx.x; at < live * across; at += C::THREADS) {
                 int row = at / across, d = at % across * 4;
                 const u8* place = smem + (row * W + (d ^ (row / 2 % 4 * 8 & MASK))) * 4;
+                u32 from[C::NUM_WARPS];
+                load_each(from, spaces());
                 float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-                for (int other = 0; other < C::NUM_WARPS; other += C::FEW_WARPS) {
-                    if (other >= warps) break;
-                    u32 from[C::FEW_WARPS];
-                    load_each(from, spaces() + other);
-#pragma unroll
-                    for (int w = 0; w < C::FEW_WARPS; w++) {
-                        float4 more = *reinterpret_cast<const float4*>(place + from[w]);
-                        o.x += more.x, o.y += more.y, o.z += more.z, o.w += more.w;
-                    }
+                for (int w = 0; w < C::NUM_WARPS; w++) {
+                    float4 more = *reinterpret_cast<const float4*>(place + from[w]);
+                    o.x += more.x, o.y += more.y, o.z += more.z, o.w += more.w;
                 }
                 emit(row, 16 * first + d, o);
             }
-            sync();
+            __syncthreads();
         }
         fence_before_async_write();
     }
@@ -568,15 +556,13 @@ struct Decode {
         u32 run_begin = runs.begin_of(blockIdx.x);
         run_end = runs.end_of(blockIdx.x);
         if (run_begin >= run_end) return;
-        warps = runs.share <= C::FEW_WARPS ? C::FEW_WARPS : C::NUM_WARPS;
-        if (warp >= warps) return;
 
         // The queries are asked for before the queue to memory is long. One warp works out which they are, the
         // others meanwhile where their units are.
         Copies copies = {{0, 0}, 32, 0, run_begin + warp};
-        if (warp == warps - 1) runs.post_segment(run_begin, 0, lane);
+        if (warp == PLANNER) runs.post_segment(run_begin, 0, lane);
         else if (copies.next < run_end) look_up(copies);
-        sync();
+        __syncthreads();
         u32 at = run_begin;
         RawQueries raw;
         load_queries(raw, runs.segment(0));
@@ -590,9 +576,9 @@ struct Decode {
             const Segment& x = runs.segment(place);
             int next_place = place == 1 ? 2 : 1;
             stage_queries(raw, x.rows);
-            sync();
+            __syncthreads();
             bool more = x.end < run_end;
-            if (more && warp == warps - 1) runs.post_segment(x.end, next_place, lane);
+            if (more && warp == PLANNER) runs.post_segment(x.end, next_place, lane);
             Queries queries;
             Rows rows;
             State s;
@@ -643,7 +629,7 @@ struct Decode {
             u32 ring_at = C::RING_AT + warp * C::STAGES * C::STAGE_BYTES;
             int free_stage = ring.stage == 0 ? C::STAGES - 1 : ring.stage - 1;
             post_state(s, C::MERGE_IN_RING ? ring_at + free_stage * C::STAGE_BYTES : C::MERGE_AT + warp * C::ROWS * C::MERGE_DIMS * 4);
-            sync();
+            __syncthreads();
             if (more) load_queries(raw, runs.segment(next_place));
             bool shared = x.first_run != x.last_run;
             merge_warps(s, x.rows, [&](int row, int d, const float4& o) {
@@ -652,7 +638,7 @@ struct Decode {
                 else merge.write_out(x, row, d, o, total.x, total.y);
             });
             if (!more) {
-                if (shares_first || shared) merge.merge_shared(runs.segment(0), shares_first, x, shared, warp, warps, lane);
+                if (shares_first || shared) merge.merge_shared(runs.segment(0), shares_first, x, shared, warp, lane);
                 break;
             }
             shares_first |= shared;

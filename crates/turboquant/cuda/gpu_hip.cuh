@@ -129,7 +129,6 @@ TQ_DEVICE void send(float* at, const float2& x) { send(at, x.x), send(at + 1, x.
 TQ_DEVICE void receive(const float* at, float& x) { x = __hip_atomic_load(at, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
 TQ_DEVICE void receive(const float* at, float4& x) { receive(at, x.x), receive(at + 1, x.y), receive(at + 2, x.z), receive(at + 3, x.w); }
 TQ_DEVICE void receive(const float* at, float2& x) { receive(at, x.x), receive(at + 1, x.y); }
-TQ_DEVICE void named_sync(int) { __syncthreads(); }  // waves that have ended do not count
 TQ_DEVICE void start_after_previous() {}
 TQ_DEVICE void pause() { __builtin_amdgcn_s_sleep(2); }
 

@@ -52,18 +52,18 @@ struct Merge {
     }
 
     // Merges this CTA's slices of the segments it shares, half of the warps one and half the other.
-    TQ_DEVICE void merge_shared(const Segment& first, bool shares_first, const Segment& last, bool shares_last, int warp, int warps, int lane) {
-        int half = warps / 2;
-        bool halves = shares_first && shares_last && half > 0;
+    TQ_DEVICE void merge_shared(const Segment& first, bool shares_first, const Segment& last, bool shares_last, int warp, int lane) {
+        constexpr int HALF = C::NUM_WARPS > 1 ? C::NUM_WARPS / 2 : 1;
+        bool halves = shares_first && shares_last && C::NUM_WARPS > 1;
 #pragma unroll 1
         for (int turn = shares_first ? 0 : 1; turn < (shares_last ? 2 : 1); turn++) {
-            if (halves && turn != (warp >= half)) continue;
+            if (halves && turn != warp / HALF) continue;
             auto pick = [&](auto a, auto b) { return turn == 0 ? a : b; };
             Segment x;
             x.seq = pick(first.seq, last.seq), x.head = pick(first.head, last.head);
             x.row_block = pick(first.row_block, last.row_block), x.rows = pick(first.rows, last.rows);
             x.first_run = pick(first.first_run, last.first_run), x.last_run = pick(first.last_run, last.last_run);
-            merge_slice(x, halves && turn ? warp - half : warp, halves ? half : warps, lane);
+            merge_slice(x, halves ? warp % HALF : warp, halves ? HALF : C::NUM_WARPS, lane);
         }
     }
 
