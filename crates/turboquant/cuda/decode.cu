@@ -9,8 +9,9 @@
 #define TQ_Q_RESIDENT (TQ_D * TQ_BLOCKS <= 128)
 #endif
 #ifndef TQ_TOGETHER
-// Measured on an H200: two where the second block of queries or 3-bit values ask for long chains.
-#define TQ_TOGETHER (WARPS < 16 && fits(3) && (TQ_BLOCKS > 1 || TQ_VALUE == tq::UNIFORM3) ? 2 : 1)
+// Measured on an H200: two where the second block of queries or 3-bit values ask for long chains. Copies by cp.async are
+// awaited a unit at a time.
+#define TQ_TOGETHER (TQ_BULK_COPY && WARPS < 16 && fits(3) && (TQ_BLOCKS > 1 || TQ_VALUE == tq::UNIFORM3) ? 2 : 1)
 #endif
 
 using Row = tq::Row<TQ_D, TQ_KEY, TQ_VALUE>;

@@ -31,6 +31,7 @@ struct DecodeConfig {
     static constexpr int IO = IO_, BLOCKS = BLOCKS_, NUM_WARPS = NUM_WARPS_, STAGES = STAGES_;
     static constexpr bool SOFTCAP = SOFTCAP_, Q_RESIDENT = Q_RESIDENT_;
     static constexpr int TOGETHER = TOGETHER_;  // units a warp works on at a time
+    static_assert(TOGETHER == 1 || TQ_BULK_COPY, "the ring waits for one group of cp.async at a time");
     static constexpr int D = R::D;
     static constexpr int ROWS = 8 * BLOCKS;
     static constexpr int THREADS = 32 * NUM_WARPS;

@@ -276,7 +276,7 @@ fn decode(
     batch: &Batch,
     on_card: &CudaSlice<u8>,
 ) -> Result<(Vec<bf16>, Vec<f32>), Box<dyn Error>> {
-    let kernel = DecodeKernel::load(gpu, pages.rows(), GROUP, false)?;
+    let kernel = DecodeKernel::load(gpu, pages.rows(), GROUP, false)?.overlapping();
     let queries = stream.clone_htod(&bits(&batch.queries))?;
     let tables = stream.clone_htod(&batch.tables)?;
     let lens = stream.clone_htod(&LENS.map(|len| len as i32))?;

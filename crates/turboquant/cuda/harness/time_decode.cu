@@ -88,6 +88,10 @@ int main(int argc, char** argv) {
             for (auto& batch_text : batches)
                 for (auto& context_text : contexts) {
                     int batch = std::stoi(batch_text), context = std::stoi(context_text);
+                    if (batch < 1 || batch > 64 || context < int(PAGE) || size_t(batch) * context > TOKENS) {
+                        std::fprintf(stderr, "%d x %d: at most 64 sequences and %zu tokens in all\n", batch, context, TOKENS);
+                        return 2;
+                    }
                     size_t set_pages = size_t(batch) * context / PAGE, set_bytes = set_pages * page_bytes;
                     size_t sets = std::min<size_t>(std::min<size_t>(256, pages / set_pages), 1 + 280000000 / set_bytes);
                     Device<int> lens(std::vector<int>(batch, context));

@@ -132,7 +132,8 @@ pub struct DecodeKernel {
     loaded: Loaded,
     grid: u32,
     head_dim: usize,
-    overlaps: bool, // launches may overlap the end of the stream's previous kernel
+    can_overlap: bool,
+    overlaps: bool, // launches may set up while the stream's previous kernel ends
 }
 
 impl DecodeKernel {
@@ -155,12 +156,23 @@ impl DecodeKernel {
             loaded,
             grid,
             head_dim: rows.head_dim,
-            overlaps: gpu.capability >= (9, 0),
+            can_overlap: gpu.capability >= (9, 0),
+            overlaps: false,
         })
     }
 
-    /// What [`DecodeParams::partials`] points to, whatever the lengths: floats whose bytes are all 0xff, which
-    /// says that no part is there yet. A launch leaves them so; after one that failed, make them anew.
+    /// Lets a launch set up while the stream's previous kernel ends, where the card can (compute capability
+    /// 9.0): 0.4 us a launch on an H200. For a card on which one stream launches decode: CUDA does not say
+    /// that cooperative launches of two streams stay apart if CTAs of one may come early.
+    #[must_use]
+    pub fn overlapping(mut self) -> Self {
+        self.overlaps = self.can_overlap;
+        self
+    }
+
+    /// What [`DecodeParams::partials`] points to for this kernel, whatever the lengths: floats whose bytes are
+    /// all 0xff, which says that no part is there yet. A launch leaves them so; after one that failed, make
+    /// them anew.
     ///
     /// # Errors
     /// CUDA's own.
@@ -174,39 +186,15 @@ impl DecodeKernel {
     ///
     /// # Safety
     /// Every address of `params` points to device memory as its field says, of the sizes that the
-    /// lengths on the device imply; launches that share `partials` follow one another.
+    /// lengths on the device imply; `partials` was made by this kernel ([`DecodeKernel::partials`]) or by one
+    /// that makes more; launches that share it follow one another.
     ///
     /// # Errors
     /// Numbers that the kernel cannot serve, and CUDA's own.
     pub unsafe fn launch(&self, stream: &Arc<CudaStream>, params: &DecodeParams) -> Result<(), GpuError> {
-        let refuse = |what, got, expected: &str| refuse(&self.variant, what, got, expected);
-        check_page_size(usize::try_from(params.page_size).unwrap_or(0))?;
-        for (what, got) in [
-            ("num_kv_heads", params.num_kv_heads),
-            ("gqa_group", params.gqa_group),
-            ("q_len", params.q_len),
-            ("max_pages", params.max_pages),
-        ] {
-            if got < 1 {
-                return refuse(what, i64::from(got), "1 or more");
-            }
-        }
-        if params.num_seqs < 1 {
-            return if params.num_seqs == 0 {
-                Ok(())
-            } else {
-                refuse("num_seqs", i64::from(params.num_seqs), "0 or more")
-            };
-        }
-        check_softcap(&self.variant, params.softcap)?;
-        // list indices are 32 bits wide
-        let rows = i64::from(params.gqa_group) * i64::from(params.q_len);
-        let lists = i64::from(params.num_kv_heads) * (rows + 7) / 8;
-        let units =
-            i64::from(params.num_seqs) * (i64::from(params.max_pages) * i64::from(params.page_size / 16) + 1);
-        if lists.checked_mul(units).is_none_or(|n| n >= 1 << 31) {
-            return refuse("a batch of units", units, "fewer than 2^31 over all heads");
-        }
+        let Some(params) = decode_params(&self.variant, params)? else { return Ok(()) };
+        let params = &params;
+        // Cooperative: CTAs wait for each other's parts, so all of them must be on the card at once.
         let launched = if self.overlaps {
             // SAFETY: as for this function.
             unsafe { self.launch_overlapping(stream, params) }
@@ -274,6 +262,52 @@ impl DecodeKernel {
         }
         .result()
     }
+}
+
+/// The parameters as the kernel takes them; `None` where there is nothing to do.
+fn decode_params(variant: &Variant, params: &DecodeParams) -> Result<Option<DecodeParams>, GpuError> {
+    let refuse = |what, got: i128, expected: &str| {
+        refuse(variant, what, i64::try_from(got).unwrap_or(i64::MAX), expected)
+    };
+    check_page_size(usize::try_from(params.page_size).unwrap_or(0))?;
+    for (what, got, least) in [
+        ("num_kv_heads", params.num_kv_heads, 1),
+        ("gqa_group", params.gqa_group, 1),
+        ("q_len", params.q_len, 1),
+        ("max_pages", params.max_pages, 1),
+        ("num_seqs", params.num_seqs, 0),
+        ("window", params.window, 0),
+    ] {
+        if got < least {
+            return refuse(what, got.into(), if least == 1 { "1 or more" } else { "0 or more" });
+        }
+    }
+    check_softcap(variant, params.softcap)?;
+    if params.num_seqs == 0 {
+        return Ok(None);
+    }
+    let addresses = [("pages", params.pages, 16), ("partials", params.partials, 16), ("out", params.out, 8)];
+    for (what, address, multiple) in addresses {
+        if !address.is_multiple_of(multiple) {
+            return refuse(what, address.into(), &format!("an address that is a multiple of {multiple}"));
+        }
+    }
+    if params.page_bytes < 0 || params.page_bytes % 16 != 0 {
+        return refuse("page_bytes", params.page_bytes.into(), "a multiple of 16");
+    }
+    // list indices are 32 bits wide
+    let wide = |number: i32| i128::from(number);
+    let rows = wide(params.gqa_group) * wide(params.q_len);
+    if rows >= 1 << 16 {
+        return refuse("gqa_group * q_len", rows, "fewer than 65536 query rows of a KV head");
+    }
+    let lists = wide(params.num_kv_heads) * (rows + 7) / 8;
+    let units = wide(params.num_seqs) * (wide(params.max_pages) * wide(params.page_size / 16) + 1);
+    if lists * units >= 1 << 31 {
+        return refuse("a batch of units", lists * units, "fewer than 2^31 over all heads");
+    }
+    // longer than any sequence, and far from where the kernel's differences would wrap
+    Ok(Some(DecodeParams { window: params.window.min(1 << 30), ..*params }))
 }
 
 /// A prefill kernel on a card.
@@ -469,6 +503,60 @@ mod tests {
                 );
             }
         }
+    }
+
+    const DECODE: DecodeParams = DecodeParams {
+        out: 0x1008,
+        lse: 0,
+        q: 0x2000,
+        pages: 0x5000,
+        block_tables: 0x6000,
+        seq_lens: 0x7000,
+        sinks: 0,
+        partials: 0x8000,
+        page_bytes: 16 * 8 * 134,
+        codebook: [0; 2],
+        num_seqs: 3,
+        num_kv_heads: 8,
+        gqa_group: 4,
+        q_len: 1,
+        page_size: 16,
+        max_pages: 10,
+        window: 0,
+        sm_scale: 0.1,
+        softcap: 0.0,
+    };
+
+    #[test]
+    fn a_decode_that_cannot_run_is_a_sentence() {
+        let format = CacheDtype::TurboQuant(Preset::FourBitNc).row_format(NativeDtype::Bf16);
+        let rows = GpuRows::new(format, 128, IoDtype::Bf16).unwrap();
+        let variant = Variant::decode(rows, 4, false);
+        let many = i32::MAX / 16 * 16;
+        let cases = [
+            (DecodeParams { page_size: 24, ..DECODE }, "pages of 24 tokens"),
+            (DecodeParams { q_len: 0, ..DECODE }, "q_len 0, and needs 1 or more"),
+            (DecodeParams { num_seqs: -1, ..DECODE }, "num_seqs -1, and needs 0 or more"),
+            (DecodeParams { window: -1, ..DECODE }, "window -1, and needs 0 or more"),
+            (DecodeParams { softcap: 30.0, ..DECODE }, "softcap 30, and needs 0"),
+            (
+                DecodeParams { out: 0x1004, ..DECODE },
+                "out 4100, and needs an address that is a multiple of 8",
+            ),
+            (DecodeParams { partials: 0x8008, ..DECODE }, "partials 32776"),
+            (DecodeParams { page_bytes: 1000, ..DECODE }, "page_bytes 1000, and needs a multiple of 16"),
+            (DecodeParams { gqa_group: 1 << 16, q_len: 1 << 16, ..DECODE }, "fewer than 65536 query rows"),
+            (DecodeParams { max_pages: i32::MAX, num_seqs: i32::MAX, ..DECODE }, "fewer than 2^31"),
+            (DecodeParams { max_pages: many, ..DECODE }, "fewer than 2^31 over all heads"),
+        ];
+        for (params, want) in cases {
+            let error = decode_params(&variant, &params).unwrap_err().to_string();
+            assert!(error.contains(want), "{error}");
+        }
+        assert_eq!(decode_params(&variant, &DECODE).unwrap(), Some(DECODE));
+        assert_eq!(decode_params(&variant, &DecodeParams { num_seqs: 0, ..DECODE }).unwrap(), None);
+        let wide = decode_params(&variant, &DecodeParams { window: i32::MAX, ..DECODE }).unwrap();
+        assert_eq!(wide.unwrap().window, 1 << 30);
     }
 
     fn prefill(softcap: bool) -> Variant {
