@@ -146,11 +146,12 @@ impl Client {
 struct Place(Arc<Shared>);
 
 impl Place {
-    fn take(shared: &Arc<Shared>) -> Result<Self, RequestError> {
+    /// Takes `count` places, or none.
+    fn take(shared: &Arc<Shared>, count: usize) -> Result<Vec<Self>, RequestError> {
         let max_requests = shared.max_requests;
-        let one_more = |taken| (taken < max_requests).then_some(taken + 1);
-        match shared.num_requests.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more) {
-            Ok(_) => Ok(Place(Arc::clone(shared))),
+        let more = |taken: usize| taken.checked_add(count).filter(|&sum| sum <= max_requests);
+        match shared.num_requests.fetch_update(Ordering::AcqRel, Ordering::Acquire, more) {
+            Ok(_) => Ok((0..count).map(|_| Place(Arc::clone(shared))).collect()),
             Err(_) => Err(RequestError::QueueFull { max_requests }),
         }
     }
@@ -243,13 +244,34 @@ pub struct EngineHandle {
 }
 
 impl EngineHandle {
-    /// Checks a request and queues it. Dropping the stream aborts it before the next step.
+    /// Checks requests and queues all of them. Dropping a stream aborts its request before the next step.
     ///
     /// # Errors
-    /// See [`RequestError`]. Nothing is queued then.
+    /// See [`RequestError`]. None is queued then.
+    pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<RequestStream>, RequestError> {
+        let limits = self.shared.limits;
+        let max_tokens =
+            requests.iter().map(|request| limits.check(request)).collect::<Result<Vec<_>, _>>()?;
+        let places = Place::take(&self.shared, requests.len())?;
+        let checked = requests.into_iter().zip(max_tokens).zip(places);
+        checked.map(|((request, max_tokens), place)| self.queue(request, max_tokens, place)).collect()
+    }
+
+    /// [`EngineHandle::submit_all`] of one request.
+    ///
+    /// # Errors
+    /// As there.
     pub fn submit(&self, request: Request) -> Result<RequestStream, RequestError> {
-        let max_tokens = self.shared.limits.check(&request)?;
-        let place = Place::take(&self.shared)?;
+        let mut streams = self.submit_all(vec![request])?;
+        streams.pop().ok_or_else(|| RequestError::Stopped(self.shared.stop_reason()))
+    }
+
+    fn queue(
+        &self,
+        request: Request,
+        max_tokens: usize,
+        place: Place,
+    ) -> Result<RequestStream, RequestError> {
         // Never holds more than the answer's tokens, of which there are max_model_len at most.
         let (events, receiver) = unbounded_channel();
         let content = Arc::new(AtomicBool::new(false));

@@ -373,6 +373,12 @@ fn no_more_requests_wait_than_may() {
     assert_eq!(error, RequestError::QueueFull { max_requests: 5 });
     // What is refused for itself is so whether or not there is room.
     assert_eq!(handle.submit(greedy(&[], 5)).err().unwrap(), RequestError::EmptyPrompt);
+    // Of several, all are queued or none.
+    drop(streams.pop());
+    wait_for(|| handle.stats().aborted == 1);
+    let error = handle.submit_all(vec![long(1), long(2)]).err().unwrap();
+    assert_eq!(error, RequestError::QueueFull { max_requests: 5 });
+    streams.extend(handle.submit_all(vec![long(4)]).unwrap());
     // A place is free once its request has ended, or its client has gone.
     assert_eq!(collect(short).0, expected(&[0], 5));
     streams.push(handle.submit(long(5)).unwrap());
@@ -382,7 +388,7 @@ fn no_more_requests_wait_than_may() {
     assert!(handle.submit(long(1)).is_err());
     drop(streams);
     wait_for_idle(&handle);
-    assert_eq!((handle.stats().finished, handle.stats().aborted), (1, 6));
+    assert_eq!((handle.stats().finished, handle.stats().aborted), (1, 7));
 }
 
 #[test]

@@ -78,18 +78,23 @@ impl App {
         Err(ApiError::invalid_param(if n == 1 { "prompt" } else { "n" }, message))
     }
 
-    /// Queues `options.n` answers to `prompt`.
-    pub(crate) fn submit(&self, prompt: &[u32], options: &Options) -> Result<Vec<Answer>, ApiError> {
-        (0..options.n as u64)
-            .map(|index| {
-                let mut params = options.params.clone();
+    /// Queues `options.n` answers to each prompt, those to a prompt one after the other; all of them or none.
+    pub(crate) fn submit(&self, prompts: &[Vec<u32>], options: &Options) -> Result<Vec<Answer>, ApiError> {
+        let answers_to = |prompt: &Vec<u32>| {
+            let (prompt, params) = (prompt.clone(), options.params.clone());
+            (0..options.n as u64).map(move |index| {
+                let mut params = params.clone();
                 params.seed = params.seed.map(|seed| seed.wrapping_add(index));
-                let request = Request { prompt: prompt.to_vec(), params };
-                let events = self.engine.submit(request).map_err(|error| self.refused(error))?;
-                let tokens = Arc::clone(self.text.tokens());
-                Ok(Answer::new(events, tokens, options.stops.clone(), options.params.min_tokens))
+                Request { prompt: prompt.clone(), params }
             })
-            .collect()
+        };
+        let requests = prompts.iter().flat_map(answers_to).collect();
+        let streams = self.engine.submit_all(requests).map_err(|error| self.refused(error))?;
+        let answer = |events| {
+            let tokens = Arc::clone(self.text.tokens());
+            Answer::new(events, tokens, options.stops.clone(), options.params.min_tokens)
+        };
+        Ok(streams.into_iter().map(answer).collect())
     }
 
     fn refused(&self, error: RequestError) -> ApiError {

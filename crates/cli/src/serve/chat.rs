@@ -39,7 +39,9 @@ pub(crate) async fn handle(app: Arc<App>, body: Vec<u8>) -> Result<Response, Api
         .await?
     };
     app.check_answers(1, request.options.n)?;
-    let answers = app.submit(&prompt, &request.options)?;
+    let prompts = [prompt];
+    let answers = app.submit(&prompts, &request.options)?;
+    let [prompt] = prompts;
     let tokens = Arc::clone(app.text.tokens());
     if request.options.stream {
         let envelope = app.envelope("chatcmpl", "chat.completion.chunk");

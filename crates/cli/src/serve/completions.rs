@@ -35,11 +35,10 @@ pub(crate) async fn handle(app: Arc<App>, body: Vec<u8>) -> Result<Response, Api
         .await?
     };
     app.check_answers(prompts.len(), request.options.n)?;
+    let answers = app.submit(&prompts, &request.options)?;
     let tokens = app.text.tokens();
-    let mut answers = Vec::new();
     let mut writers = Vec::new();
-    for (prompt, ids) in request.prompts.iter().zip(&prompts) {
-        answers.extend(app.submit(ids, &request.options)?);
+    for prompt in &request.prompts {
         let echo = request.echo.then(|| match prompt {
             PromptInput::Text(text) => text.clone(),
             PromptInput::Tokens(ids) => tokens.decode(ids),

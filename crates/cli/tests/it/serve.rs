@@ -310,10 +310,7 @@ fn nobody_generates_for_a_client_that_has_gone() {
         // Two run and the others wait: far more than can be done before the client is gone.
         let body = with(greedy("hi", 500), json!({"stream": stream, "n": 40}));
         let stream = http::open(&server.address, COMPLETIONS, body.to_string().as_bytes());
-        let start = std::time::Instant::now();
-        while server.health()["running"] == 0 {
-            assert!(start.elapsed() < soon, "it never ran: {body}");
-        }
+        server.wait_until_running();
         let before = server.health()["generated_tokens"].as_u64().unwrap();
         stream.shutdown(Shutdown::Both).unwrap();
         drop(stream);
@@ -345,7 +342,7 @@ fn a_full_queue_is_503_and_says_when_to_come_back() {
     let server = Server::start(&model, &["--max-num-seqs", "1", "--max-queued-requests", "2"]);
     let body = with(greedy("hi", 500), json!({"stream": true, "n": 3}));
     let streams = http::open(&server.address, COMPLETIONS, body.to_string().as_bytes());
-    while server.health()["waiting"] != 2 {}
+    server.wait_until(Duration::from_secs(20), |health| health["waiting"] == 2);
     let chat = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2});
     for stream in [false, true] {
         for (path, body) in [(COMPLETIONS, greedy("hi", 2)), (CHAT, chat.clone())] {
@@ -358,6 +355,15 @@ fn a_full_queue_is_503_and_says_when_to_come_back() {
             assert!(message.contains("3 requests run or wait"), "{message}");
         }
     }
+    drop(streams);
+    server.wait_until_idle(Duration::from_secs(2));
+    // Two prompts where one place is free: neither is begun.
+    let body = with(greedy("hi", 500), json!({"stream": true, "n": 2}));
+    let streams = http::open(&server.address, COMPLETIONS, body.to_string().as_bytes());
+    server.wait_until(Duration::from_secs(20), |health| health["waiting"] == 1);
+    let response =
+        http::post(&server.address, COMPLETIONS, &with(greedy("", 2), json!({"prompt": ["a", "b"]})));
+    assert_eq!((response.json().0, server.health()["waiting"].clone()), (503, json!(1)));
     drop(streams);
     server.wait_until_idle(Duration::from_secs(2));
     assert_eq!(server.post(COMPLETIONS, &greedy("hi", 2)).0, 200);
@@ -373,9 +379,9 @@ fn a_full_queue_is_503_and_says_when_to_come_back() {
 fn sigterm_lets_answers_finish_and_then_ends() {
     let (_folder, model) = tiny_model("sigterm");
     let mut server = Server::start(&model, &[]);
-    let body = with(greedy("hi", 100), json!({"stream": true}));
+    let body = with(greedy("hi", 500), json!({"stream": true, "n": 20}));
     let stream = http::open(&server.address, COMPLETIONS, body.to_string().as_bytes());
-    while server.health()["running"] == 0 {}
+    server.wait_until_running();
     let reader = thread::spawn(move || http::finish(stream).events().len());
     assert!(server.terminate(Duration::from_secs(20)), "the server did not end by itself");
     assert!(reader.join().unwrap() > 1);
@@ -388,7 +394,7 @@ fn an_answer_that_breaks_off_says_so() {
     let mut server = Server::start(&model, &["--max-num-seqs", "2"]);
     let body = with(greedy("hi", 500), json!({"stream": true, "n": 40}));
     let stream = http::open(&server.address, COMPLETIONS, body.to_string().as_bytes());
-    while server.health()["running"] == 0 {}
+    server.wait_until_running();
     let reader = thread::spawn(move || http::finish(stream).events());
     server.signal();
     // Signals of one kind that come too close are one.

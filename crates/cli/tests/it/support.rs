@@ -138,17 +138,29 @@ impl Server {
         health
     }
 
-    /// Waits until nothing runs, waits or holds pages; fails after `limit`.
-    pub(crate) fn wait_until_idle(&self, limit: Duration) {
+    /// Waits until `/health` is as wanted; fails after `limit`.
+    pub(crate) fn wait_until(&self, limit: Duration, wanted: impl Fn(&Value) -> bool) {
         let start = Instant::now();
         loop {
             let health = self.health();
-            if health["running"] == 0 && health["waiting"] == 0 && health["pages_in_use"] == 0 {
+            if wanted(&health) {
                 return;
             }
-            assert!(start.elapsed() < limit, "still busy after {limit:?}: {health}");
-            std::thread::sleep(Duration::from_millis(20));
+            assert!(start.elapsed() < limit, "not so after {limit:?}: {health}");
+            std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// Waits until a request has begun.
+    pub(crate) fn wait_until_running(&self) {
+        self.wait_until(Duration::from_secs(20), |health| health["running"] != 0);
+    }
+
+    /// Waits until nothing runs, waits or holds pages; fails after `limit`.
+    pub(crate) fn wait_until_idle(&self, limit: Duration) {
+        self.wait_until(limit, |health| {
+            health["running"] == 0 && health["waiting"] == 0 && health["pages_in_use"] == 0
+        });
     }
 
     /// Sends SIGTERM.

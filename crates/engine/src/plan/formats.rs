@@ -70,7 +70,7 @@ pub(super) fn choose(config: &ModelConfig, options: &PlanOptions) -> Result<Form
         })
     });
     let layers: Vec<_> = layers.collect();
-    let mut notices = skip_notices(config, options);
+    let mut notices = if asked == auto { without_effect(options) } else { skip_notices(config, options) };
     for (layer, norm, limit) in biased {
         notices.push(format!(
             "layer {layer} stays in auto: its key bias has norm {norm:.0}, more than the {limit:.0} that \
@@ -95,6 +95,17 @@ fn boundary_layers(config: &ModelConfig, options: &PlanOptions) -> Vec<usize> {
         (0..config.layers.len()).filter(|&layer| config.layers[layer].attention().is_some()).collect();
     let each = options.boundary_layers.unwrap_or(default).min(owners.len() / 2);
     owners[..each].iter().chain(&owners[owners.len() - each..]).copied().collect()
+}
+
+/// What says which layers stay in auto, where all of them are.
+fn without_effect(options: &PlanOptions) -> Vec<String> {
+    let skip = &options.skip_layers;
+    let flags = [
+        ("--kv-cache-dtype-skip-layers", skip.sliding_window || !skip.layers.is_empty()),
+        ("--kv-boundary-layers", options.boundary_layers.is_some_and(|layers| layers > 0)),
+    ];
+    let given = flags.into_iter().filter(|&(_, given)| given);
+    given.map(|(flag, _)| format!("{flag} has no effect: every layer is in auto")).collect()
 }
 
 fn skip_notices(config: &ModelConfig, options: &PlanOptions) -> Vec<String> {

@@ -152,6 +152,30 @@ fn wrong_options_are_refused_in_words() {
 }
 
 #[test]
+fn flags_without_effect_in_auto_are_named() {
+    let config = model(vec![attention(2, 128, None); 4]);
+    let notices = |options| {
+        let plan = Plan::build(&config, &PlanOptions { max_model_len: Some(64), ..options }).unwrap();
+        plan.notices
+    };
+    let auto = PlanOptions {
+        skip_layers: "1,sliding_window".parse().unwrap(),
+        boundary_layers: Some(1),
+        ..PlanOptions::default()
+    };
+    assert_eq!(
+        notices(auto.clone()),
+        [
+            "--kv-cache-dtype-skip-layers has no effect: every layer is in auto",
+            "--kv-boundary-layers has no effect: every layer is in auto"
+        ]
+    );
+    assert!(notices(PlanOptions { boundary_layers: Some(0), ..PlanOptions::default() }).is_empty());
+    let coded = PlanOptions { dtype: FOUR_BIT, skip_layers: "1".parse().unwrap(), ..auto };
+    assert!(notices(coded).is_empty());
+}
+
+#[test]
 fn a_key_bias_keeps_a_layer_native_under_coded_keys_only() {
     let config = model(vec![attention(2, 128, None); 6]);
     let norms = vec![None, Some(605.0), Some(22.0), Some(31.0), Some(33.0), Some(f32::NAN)];
