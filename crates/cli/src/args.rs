@@ -194,7 +194,7 @@ pub(crate) struct CompareArgs {
     /// a row each.
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub(crate) kv_boundary_layers: Vec<usize>,
-    /// Print JSON instead of the table.
+    /// Print JSON (docs/compare-schema.md) instead of the table.
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -43,6 +43,8 @@ const TIMED_STEPS: usize = 33;
 /// The whole result.
 #[derive(Debug, Serialize)]
 struct Comparison {
+    /// Of docs/compare-schema.md.
+    schema: u32,
     model: String,
     context: usize,
     score_tokens: usize,
@@ -119,8 +121,13 @@ pub(crate) fn run(args: &CompareArgs) -> Result<()> {
             (dtype, boundary_layers),
         )?);
     }
-    let comparison =
-        Comparison { model: loaded.name, context: args.context, score_tokens: args.score_tokens, rows };
+    let comparison = Comparison {
+        schema: 1,
+        model: loaded.name,
+        context: args.context,
+        score_tokens: args.score_tokens,
+        rows,
+    };
     let mut stdout = std::io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut stdout, &comparison).map_err(std::io::Error::from)?;
