@@ -3,6 +3,7 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -121,6 +122,39 @@ inline void launch_prefill(const Kernel& k, tq::PrefillParams params, int num_to
     void* args[] = {&params};
     int64_t tiles = int64_t(num_tokens) * params.gqa_group / k.info[2] + params.num_seqs;
     DRIVER(cuLaunchKernel(k.function, unsigned(params.num_kv_heads * tiles), 1, 1, k.info[0], 1, 1, k.info[1], stream, args, nullptr));
+}
+
+// Milliseconds that a captured graph of `launches()` takes: the median of `repeats` replays after `warm_ups`, or of
+// as many as 60 ms hold, but three at least.
+template <class F>
+inline double median_ms(cudaStream_t stream, int warm_ups, int repeats, F&& launches) {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    launches();
+    CUDA(cudaStreamEndCapture(stream, &graph));
+    CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    cudaEvent_t begin, end;
+    CUDA(cudaEventCreate(&begin));
+    CUDA(cudaEventCreate(&end));
+    std::vector<float> times;
+    double spent = 0;
+    for (int r = 0; r < warm_ups + repeats && (r < warm_ups + 3 || spent < 60); r++) {
+        CUDA(cudaEventRecord(begin, stream));
+        CUDA(cudaGraphLaunch(exec, stream));
+        CUDA(cudaEventRecord(end, stream));
+        CUDA(cudaEventSynchronize(end));
+        float ms;
+        CUDA(cudaEventElapsedTime(&ms, begin, end));
+        if (r >= warm_ups) times.push_back(ms);
+        spent += ms;
+    }
+    CUDA(cudaEventDestroy(begin));
+    CUDA(cudaEventDestroy(end));
+    CUDA(cudaGraphExecDestroy(exec));
+    CUDA(cudaGraphDestroy(graph));
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
 }
 
 template <class T>

@@ -10,40 +10,6 @@
 #include "gpu.h"
 #include "random_pages.h"
 
-// A launch, from a captured graph of one launch for each set of pages.
-static double median_us(const DecodeLaunch& launch, tq::DecodeParams p, const int* tables, size_t set_pages, size_t sets, cudaStream_t stream) {
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    for (size_t s = 0; s < sets; s++) {
-        p.block_tables = tables + s * set_pages;
-        launch(p, stream);
-    }
-    CUDA(cudaStreamEndCapture(stream, &graph));
-    CUDA(cudaGraphInstantiate(&exec, graph, 0));
-    cudaEvent_t a, b;
-    CUDA(cudaEventCreate(&a));
-    CUDA(cudaEventCreate(&b));
-    std::vector<float> times;
-    double spent = 0;
-    for (int r = 0; r < 21 && (r < 4 || spent < 60); r++) {
-        CUDA(cudaEventRecord(a, stream));
-        CUDA(cudaGraphLaunch(exec, stream));
-        CUDA(cudaEventRecord(b, stream));
-        CUDA(cudaEventSynchronize(b));
-        float ms;
-        CUDA(cudaEventElapsedTime(&ms, a, b));
-        if (r > 0) times.push_back(ms);
-        spent += ms;
-    }
-    CUDA(cudaEventDestroy(a));
-    CUDA(cudaEventDestroy(b));
-    CUDA(cudaGraphExecDestroy(exec));
-    CUDA(cudaGraphDestroy(graph));
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2] * 1e3 / sets;
-}
-
 int main(int argc, char** argv) {
     kernel_folder = argc > 1 ? argv[1] : ".";
     auto arg = [&](int i, const char* otherwise) { return split(argc > i ? argv[i] : otherwise, ','); };
@@ -104,7 +70,13 @@ int main(int argc, char** argv) {
                     double us[2];
                     for (int overlap = 0; overlap < 2; overlap++) {
                         launch.overlap = overlap;
-                        us[overlap] = median_us(launch, p, tables.at, set_pages, sets, stream);
+                        double ms = median_ms(stream, 1, 20, [&] {
+                            for (size_t s = 0; s < sets; s++) {
+                                p.block_tables = tables.at + s * set_pages;
+                                launch(p, stream);
+                            }
+                        });
+                        us[overlap] = ms * 1e3 / sets;
                     }
                     double gbs = set_bytes / us[0] * 1e-3;
                     std::printf("%-8s %-9s %4d %7d %9.2f %9.0f %6.1f%% %9.2f\n", name.c_str(), shape.c_str(), batch, context, us[0], gbs, gbs / 46.10, us[1]);

@@ -52,32 +52,13 @@ int main(int argc, char** argv) {
                 p.key_stride = p.value_stride = heads * dim, p.num_tokens = n, p.num_kv_heads = heads, p.page_size = PAGE;
                 std::copy(mids.begin(), mids.end(), p.midpoints);
                 if (!book.empty()) std::memcpy(p.codebook, ref::codebook_bytes(book).data(), 8);
-                cudaGraph_t graph;
-                cudaGraphExec_t exec;
-                CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-                for (int i = 0; i < LAUNCHES; i++) {
-                    p.slot_mapping = reinterpret_cast<const i64*>(d_slots.at) + size_t(i) * most;
-                    launch_store(load_store(dim, format.key, format.value, ref::BF16), p, stream);
-                }
-                CUDA(cudaStreamEndCapture(stream, &graph));
-                CUDA(cudaGraphInstantiate(&exec, graph, 0));
-                cudaEvent_t a, b;
-                CUDA(cudaEventCreate(&a));
-                CUDA(cudaEventCreate(&b));
-                std::vector<float> times;
-                for (int r = 0; r < 12; r++) {
-                    CUDA(cudaEventRecord(a, stream));
-                    CUDA(cudaGraphLaunch(exec, stream));
-                    CUDA(cudaEventRecord(b, stream));
-                    CUDA(cudaEventSynchronize(b));
-                    float ms;
-                    CUDA(cudaEventElapsedTime(&ms, a, b));
-                    if (r > 1) times.push_back(ms);
-                }
-                std::sort(times.begin(), times.end());
-                std::printf(" %8.2f", times[times.size() / 2] * 1e3 / LAUNCHES);
-                CUDA(cudaGraphExecDestroy(exec));
-                CUDA(cudaGraphDestroy(graph));
+                double ms = median_ms(stream, 2, 10, [&] {
+                    for (int i = 0; i < LAUNCHES; i++) {
+                        p.slot_mapping = reinterpret_cast<const i64*>(d_slots.at) + size_t(i) * most;
+                        launch_store(load_store(dim, format.key, format.value, ref::BF16), p, stream);
+                    }
+                });
+                std::printf(" %8.2f", ms * 1e3 / LAUNCHES);
             }
             std::printf("\n");
         }

@@ -112,6 +112,14 @@ fn refuse<T>(variant: &Variant, what: &'static str, got: i64, expected: &str) ->
     Err(GpuError::Argument { kernel: variant.to_string(), what, got, expected: expected.to_owned() })
 }
 
+/// Numbers by name, each with the least it may be.
+fn check_counts(variant: &Variant, counts: &[(&'static str, i32, i32)]) -> Result<(), GpuError> {
+    match counts.iter().find(|(_, got, least)| got < least) {
+        None => Ok(()),
+        Some(&(what, got, least)) => refuse(variant, what, i64::from(got), &format!("{least} or more")),
+    }
+}
+
 /// A kernel is made with or without a soft cap; the parameters must mean the same.
 fn check_softcap(variant: &Variant, softcap: f32) -> Result<(), GpuError> {
     match variant.softcap() {
@@ -270,18 +278,15 @@ fn decode_params(variant: &Variant, params: &DecodeParams) -> Result<Option<Deco
         refuse(variant, what, i64::try_from(got).unwrap_or(i64::MAX), expected)
     };
     check_page_size(usize::try_from(params.page_size).unwrap_or(0))?;
-    for (what, got, least) in [
+    let counts = [
         ("num_kv_heads", params.num_kv_heads, 1),
         ("gqa_group", params.gqa_group, 1),
         ("q_len", params.q_len, 1),
         ("max_pages", params.max_pages, 1),
         ("num_seqs", params.num_seqs, 0),
         ("window", params.window, 0),
-    ] {
-        if got < least {
-            return refuse(what, got.into(), if least == 1 { "1 or more" } else { "0 or more" });
-        }
-    }
+    ];
+    check_counts(variant, &counts)?;
     check_softcap(variant, params.softcap)?;
     if params.num_seqs == 0 {
         return Ok(None);
@@ -378,17 +383,14 @@ fn prefill_grid(
 ) -> Result<Option<u32>, GpuError> {
     let refuse = |what, got, expected: &str| refuse(variant, what, got, expected);
     check_page_size(usize::try_from(params.page_size).unwrap_or(0))?;
-    for (what, got, least) in [
+    let counts = [
         ("num_kv_heads", params.num_kv_heads, 1),
         ("gqa_group", params.gqa_group, 1),
         ("num_seqs", params.num_seqs, 0),
         ("max_pages", params.max_pages, 0),
         ("window", params.window, 0),
-    ] {
-        if got < least {
-            return refuse(what, i64::from(got), if least == 1 { "1 or more" } else { "0 or more" });
-        }
-    }
+    ];
+    check_counts(variant, &counts)?;
     check_softcap(variant, params.softcap)?;
     if !(params.sm_scale > 0.0 && params.sm_scale.is_finite()) {
         return refuse("sm_scale", params.sm_scale as i64, "a finite number above 0");
