@@ -312,9 +312,7 @@ fn a_long_prefill_stops_after_the_current_chunk() {
     };
     let (engine, toy) = start_toy(toy, 2000, config);
     let stream = engine.handle().submit(greedy(&[2; 16_000], 20)).unwrap();
-    while engine.handle().stats().steps < 3 {
-        thread::yield_now();
-    }
+    wait_for(|| engine.handle().stats().steps >= 3);
     drop(stream);
     wait_for_idle(&engine.handle());
     assert!(toy.rows.load(Ordering::Relaxed) <= 10 * 256);
@@ -327,9 +325,7 @@ fn a_step_for_nobody_is_given_up_between_layers() {
     let (engine, _) = start_toy(toy(), 200, config());
     let handle = engine.handle();
     let stream = handle.submit(greedy(&[2; 300], 20)).unwrap();
-    while handle.stats().num_running == 0 {
-        thread::yield_now();
-    }
+    wait_for(|| handle.stats().num_running > 0);
     drop(stream);
     wait_for_idle(&handle);
     assert_eq!((handle.stats().steps, handle.stats().aborted), (0, 1));
@@ -339,9 +335,7 @@ fn a_step_for_nobody_is_given_up_between_layers() {
     let handle = engine.handle();
     let kept = handle.submit(greedy(&[1, 2, 3], 2)).unwrap();
     let dropped = handle.submit(greedy(&[2; 300], 20)).unwrap();
-    while handle.stats().num_running < 2 {
-        thread::yield_now();
-    }
+    wait_for(|| handle.stats().num_running >= 2);
     drop(dropped);
     assert_eq!(collect(kept).0, expected(&[1, 2, 3], 2));
 }
