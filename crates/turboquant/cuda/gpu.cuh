@@ -170,6 +170,7 @@ TQ_DEVICE void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+// Fetches the line at p, and with it the translation of its address; p need not be read later.
 TQ_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 // Words passed from one multiprocessor to another: each arrives for itself, in no order.
 TQ_DEVICE void send(float* at, const float4& x) {

@@ -22,7 +22,7 @@ struct DecodeParams {
     i32 q_len;                // query tokens of a sequence, the last q_len of its seq_len
     i32 page_size;            // tokens, a multiple of 16
     i32 max_pages;
-    i32 window;               // tokens a query sees, itself included; 0: all
+    i32 window;               // tokens a query sees, itself included, at most 2^30; 0: all
     float sm_scale;
     float softcap;            // 0: none
 };

@@ -80,15 +80,13 @@ impl App {
 
     /// Queues `options.n` answers to each prompt, those to a prompt one after the other; all of them or none.
     pub(crate) fn submit(&self, prompts: &[Vec<u32>], options: &Options) -> Result<Vec<Answer>, ApiError> {
-        let answers_to = |prompt: &Vec<u32>| {
-            let (prompt, params) = (prompt.clone(), options.params.clone());
-            (0..options.n as u64).map(move |index| {
-                let mut params = params.clone();
-                params.seed = params.seed.map(|seed| seed.wrapping_add(index));
-                Request { prompt: prompt.clone(), params }
-            })
-        };
-        let requests = prompts.iter().flat_map(answers_to).collect();
+        let answers_to = |prompt| (0..options.n as u64).map(move |index| (prompt, index));
+        let requests = prompts.iter().flat_map(answers_to).map(|(prompt, index): (&Vec<u32>, u64)| {
+            let mut params = options.params.clone();
+            params.seed = params.seed.map(|seed| seed.wrapping_add(index));
+            Request { prompt: prompt.clone(), params }
+        });
+        let requests = requests.collect();
         let streams = self.engine.submit_all(requests).map_err(|error| self.refused(error))?;
         let answer = |events| {
             let tokens = Arc::clone(self.text.tokens());

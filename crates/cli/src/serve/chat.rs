@@ -39,9 +39,7 @@ pub(crate) async fn handle(app: Arc<App>, body: Vec<u8>) -> Result<Response, Api
         .await?
     };
     app.check_answers(1, request.options.n)?;
-    let prompts = [prompt];
-    let answers = app.submit(&prompts, &request.options)?;
-    let [prompt] = prompts;
+    let answers = app.submit(std::slice::from_ref(&prompt), &request.options)?;
     let tokens = Arc::clone(app.text.tokens());
     if request.options.stream {
         let envelope = app.envelope("chatcmpl", "chat.completion.chunk");
